@@ -15,35 +15,28 @@
 {{- end -}}
 
 {{- define "tentalis.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "tentalis.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "tentalis.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{/* Labels of a resource. Arguments: root, component (may be empty). */}}
+{{/* Labels of a resource. Arguments: root, component (may be empty), labels (may be absent; they come before commonLabels). */}}
 {{- define "tentalis.labels" -}}
-{{ include "tentalis.selectorLabels" .root }}
-{{- with .component }}
-app.kubernetes.io/component: {{ . }}
-{{- end }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-app.kubernetes.io/part-of: tentalis
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := include "tentalis.selectorLabels" .root | fromYaml -}}
+{{- with .component }}{{- $_ := set $own "app.kubernetes.io/component" . -}}{{- end -}}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $_ := set $own "app.kubernetes.io/part-of" "tentalis" -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- toYaml (merge (dict) (.labels | default dict) $own (.root.Values.commonLabels | default dict)) -}}
 {{- end -}}
 
-{{/* Metadata of a resource. Arguments: root, name, component, annotations (may be absent). */}}
+{{/* Metadata of a resource. Arguments: root, name, component, annotations and labels (may be absent). */}}
 {{- define "tentalis.metadata" -}}
-name: {{ .name }}
-namespace: {{ .namespace | default .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
 labels:
   {{- include "tentalis.labels" . | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+{{- with merge (dict) (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -147,7 +140,7 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{/* The Secret with the gateway's keys: the given one, or that of templates/keys.yaml. Empty: the gateway asks for no key. */}}
 {{- define "tentalis.keysSecret" -}}
 {{- if .Values.gateway.keysSecret -}}{{- .Values.gateway.keysSecret -}}
-{{- else if and .Values.kafka.embedded.enabled (not .Values.gateway.noKeys) (ne .Values.roles.gateway.enabled false) -}}{{- printf "%s-keys" (include "tentalis.fullname" .) -}}
+{{- else if and .Values.kafka.embedded.enabled (not .Values.gateway.noKeys) (dig "gateway" "enabled" true .Values.roles) -}}{{- printf "%s-keys" (include "tentalis.fullname" .) -}}
 {{- end -}}
 {{- end -}}
 
@@ -156,8 +149,8 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- $files := .Values.environmentFile -}}
 {{- /* The content of a ConfigMap of yours is not known here. */}}
 {{- $plays := not (empty $files.configMap) -}}
-{{- range $files.content.environments }}{{- if eq (toString .base) "agent" }}{{- $plays = true }}{{- end }}{{- end -}}
-{{- if eq .Values.roles.gateway.enabled false -}}
+{{- range (get ($files.content | default dict) "environments" | default list) }}{{- if eq (toString .base) "agent" }}{{- $plays = true }}{{- end }}{{- end -}}
+{{- if not (dig "gateway" "enabled" true .Values.roles) -}}
 {{- else if .Values.episodes.existingSecret -}}{{- .Values.episodes.existingSecret -}}
 {{- else if $plays -}}{{- printf "%s-episodes" (include "tentalis.fullname" .) -}}
 {{- end -}}
@@ -234,7 +227,7 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if $values.registry.caSecret }}
 - {name: SCHEMA_REGISTRY_CA, value: /etc/tentalis/registry-ca/ca.crt}
 {{- end }}
-{{- range $name := keys $values.telemetry | sortAlpha }}
+{{- range $name := keys ($values.telemetry | default dict) | sortAlpha }}
 - {name: {{ $name }}, value: {{ get $values.telemetry $name | toString | quote }}}
 {{- end }}
 {{- end -}}
@@ -269,19 +262,19 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if hasPrefix "SASL" $kafka.securityProtocol }}
 - name: sasl
   secret:
-    secretName: {{ include "tentalis.userSecret" (merge (dict "secret" $kafka.sasl.existingSecret) .) }}
+    secretName: {{ include "tentalis.userSecret" (merge (dict "secret" $kafka.sasl.existingSecret) .) | quote }}
     items: [{key: {{ $kafka.sasl.passwordKey | quote }}, path: password}]
 {{- end }}
 {{- if and (hasSuffix "SSL" $kafka.securityProtocol) $kafka.tls.caSecret }}
 - name: ca
   secret:
-    secretName: {{ $kafka.tls.caSecret }}
+    secretName: {{ $kafka.tls.caSecret | quote }}
     items: [{key: {{ $kafka.tls.caKey | quote }}, path: ca.crt}]
 {{- end }}
 {{- if and (hasSuffix "SSL" $kafka.securityProtocol) $kafka.tls.clientSecret }}
 - name: client
   secret:
-    secretName: {{ include "tentalis.userSecret" (merge (dict "secret" $kafka.tls.clientSecret) .) }}
+    secretName: {{ include "tentalis.userSecret" (merge (dict "secret" $kafka.tls.clientSecret) .) | quote }}
     items:
       - {key: {{ $kafka.tls.certificateKey | quote }}, path: tls.crt}
       - {key: {{ $kafka.tls.keyKey | quote }}, path: tls.key}
@@ -292,13 +285,13 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if $values.registry.username }}
 - name: registry
   secret:
-    secretName: {{ $values.registry.existingSecret }}
+    secretName: {{ $values.registry.existingSecret | quote }}
     items: [{key: {{ $values.registry.passwordKey | quote }}, path: password}]
 {{- end }}
 {{- if $values.registry.caSecret }}
 - name: registry-ca
   secret:
-    secretName: {{ $values.registry.caSecret }}
+    secretName: {{ $values.registry.caSecret | quote }}
     items: [{key: {{ $values.registry.caKey | quote }}, path: ca.crt}]
 {{- end }}
 {{- end -}}
@@ -340,15 +333,44 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if and $values.storage.credentialsSecret (not (or $values.storage.url $values.storage.attachments)) -}}
 {{- fail "storage.credentialsSecret needs storage.url or storage.attachments: a place in the object store" -}}
 {{- end -}}
+{{- $fullname := include "tentalis.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "resources would be named %s-gateway and so on, but names of Services begin with a letter and have only a-z, 0-9 and hyphens: set fullnameOverride, or give the release another name" $fullname) -}}
+{{- end -}}
+{{- if and $kafka.embedded.enabled (gt (int $values.topics.replicationFactor) 1) -}}
+{{- fail (printf "topics.replicationFactor is %d, but the embedded Kafka is one broker: leave it out" (int $values.topics.replicationFactor)) -}}
+{{- end -}}
+{{- $reserved := "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by|part-of)|helm\\.sh/chart|tentalis\\.io/.*)$" -}}
+{{- range $key, $_ := $values.commonLabels -}}
+{{- if regexMatch $reserved $key -}}
+{{- fail (printf "commonLabels has %s, which the chart sets itself: leave it out" $key) -}}
+{{- end -}}
+{{- end -}}
 {{- $workloads := (include "tentalis.workloads" . | fromYaml).workloads -}}
 {{- $enabled := list -}}
 {{- range $workloads -}}
+{{- $settings := .settings -}}
 {{- $enabled = append $enabled .role -}}
 {{- $most := .topology.mostReplicas -}}
 {{- $asked := dict "replicas" .settings.replicas -}}
 {{- if .settings.autoscaling.enabled -}}{{- $_ := set $asked "autoscaling.maxReplicas" .settings.autoscaling.maxReplicas -}}{{- end -}}
 {{- if .settings.keda.enabled -}}{{- $_ := set $asked "keda.maxReplicas" .settings.keda.maxReplicas -}}{{- end -}}
 {{- $role := .role -}}
+{{- range $key, $_ := .settings.podLabels -}}
+{{- if regexMatch $reserved $key -}}
+{{- fail (printf "the podLabels of roles.%s have %s, which the chart sets itself: leave it out" $role $key) -}}
+{{- end -}}
+{{- end -}}
+{{- range $scaler := list "autoscaling" "keda" -}}
+{{- $range := get $settings $scaler -}}
+{{- if and $range.enabled (gt (int $range.minReplicas) (int $range.maxReplicas)) -}}
+{{- fail (printf "roles.%s.%s: minReplicas is %d and maxReplicas is %d" $role $scaler (int $range.minReplicas) (int $range.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- $name := printf "%s-%s" $fullname .component -}}
+{{- if and (gt (len $name) 63) (or .topology.port (eq .kind "StatefulSet") $values.monitoring.serviceMonitor.enabled) -}}
+{{- fail (printf "the Service %s has a name of more than 63 characters: set a shorter fullnameOverride" $name) -}}
+{{- end -}}
 {{- range $name, $number := $asked -}}
 {{- if and $most (gt (int $number) (int $most)) -}}
 {{- fail (printf "roles.%s.%s is %d, but its topics have %d partitions: further processes would have nothing to do" $role $name (int $number) (int $most)) -}}
@@ -376,20 +398,23 @@ role's name, its entry in files/topology.yaml, its settings (`defaults` under `r
 {{- if and $values.gateway.keysSecret $values.gateway.noKeys -}}
 {{- fail "gateway.keysSecret and gateway.noKeys are both set: choose one" -}}
 {{- end -}}
+{{- if and $values.gateway.ingress.enabled (not (has "gateway" $enabled)) -}}
+{{- fail "gateway.ingress.enabled leads to the gateway, but roles.gateway.enabled is false" -}}
+{{- end -}}
 {{- if and $values.gateway.ingress.enabled (not $values.gateway.ingress.host) -}}
 {{- fail "gateway.ingress.host is missing" -}}
 {{- end -}}
 {{- if and (has "experience" $enabled) (not $values.hinters) -}}
 {{- fail "roles.experience needs hinters: the model that extracts lessons (docs/concepts/hints.md)" -}}
 {{- end -}}
-{{- if and (has "manager" $enabled) (not (or $values.trainer.config.steps $kafka.embedded.enabled)) -}}
+{{- if and (has "manager" $enabled) (not (or (dig "steps" nil ($values.trainer.config | default dict)) $kafka.embedded.enabled)) -}}
 {{- fail "roles.manager needs trainer.config.steps: simulated users pace their tasks by the steps of the run" -}}
 {{- end -}}
 {{- if and (gt (int $values.trainer.nodes) 1) (not $values.storage.url) (ne $values.storage.accessMode "ReadWriteMany") -}}
 {{- fail "trainer.nodes: several pods of the trainer need an object store (storage.url) or a volume for all of them (storage.accessMode=ReadWriteMany)" -}}
 {{- end -}}
 {{- range $key := list "run_id" "policy" "base_model" "base_model_name" -}}
-{{- if hasKey $values.trainer.config $key -}}
+{{- if hasKey ($values.trainer.config | default dict) $key -}}
 {{- fail (printf "trainer.config.%s: set trainer.runId, trainer.policy, model.name and model.servedName instead; other parts of the chart use them too" $key) -}}
 {{- end -}}
 {{- end -}}

@@ -8,7 +8,7 @@
 {{- $_ := set $base "loss" (dict "kl" (dict "coef" 0.02 "kind" "k2" "against" "base")) -}}
 {{- if gt (int (dig "gpu" "count" $values.defaults.gpu.count ($values.roles.trainer | default dict))) 0 -}}{{- $_ := set $base "micro_batch_tokens" 16384 -}}{{- end -}}
 {{- if and $values.kafka.embedded.enabled (include "tentalis.simulated" .root) -}}{{- $_ := set $base "steps" 1000 -}}{{- end -}}
-{{- mergeOverwrite $base (deepCopy $values.trainer.config) | toYaml -}}
+{{- mergeOverwrite $base (deepCopy ($values.trainer.config | default dict)) | toYaml -}}
 {{- else if eq .role "gateway" -}}
 {{- with $values.gateway.config -}}{{- toYaml . -}}{{- end -}}
 {{- else if eq .role "scoring" -}}
@@ -99,7 +99,7 @@
 
 {{/* The affinity of a workload: its own, and for the users of one ReadWriteOnce volume the node that they share. Arguments: root, workload, storage. */}}
 {{- define "tentalis.affinity" -}}
-{{- $affinity := deepCopy .workload.settings.affinity -}}
+{{- $affinity := deepCopy (.workload.settings.affinity | default dict) -}}
 {{- if and .storage (eq .root.Values.storage.accessMode "ReadWriteOnce") -}}
 {{- $labels := include "tentalis.selectorLabels" .root | fromYaml -}}
 {{- $labels = merge (dict "tentalis.io/storage" "shared") $labels -}}
@@ -153,14 +153,8 @@
 {{- $port := ternary "http" "metrics" (not (empty $workload.topology.port)) -}}
 metadata:
   labels:
-    {{- include "tentalis.labels" (dict "root" $root "component" $workload.component) | nindent 4 }}
-    tentalis.io/role: {{ $role }}
-    {{- if $storage }}
-    tentalis.io/storage: shared
-    {{- end }}
-    {{- with $settings.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- $labels := merge (dict "tentalis.io/role" $role) (ternary (dict "tentalis.io/storage" "shared") dict $storage) ($settings.podLabels | default dict) }}
+    {{- include "tentalis.labels" (dict "root" $root "component" $workload.component "labels" $labels) | nindent 4 }}
   annotations:
     {{- /* Of the files that the process reads at its start. */}}
     checksum/config: {{ print $config (ternary (toYaml $values.scorers) "" $scorers) (ternary (toYaml $values.environmentFile) "" (not (empty $environments))) | sha256sum }}
@@ -168,13 +162,13 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  serviceAccountName: {{ include "tentalis.serviceAccountName" $root }}
+  serviceAccountName: {{ include "tentalis.serviceAccountName" $root | quote }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- with $values.imagePullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   {{- if eq $workload.kind "Job" }}
@@ -183,10 +177,10 @@ spec:
   securityContext: {{- toYaml $values.podSecurityContext | nindent 4 }}
   terminationGracePeriodSeconds: {{ $settings.terminationGracePeriodSeconds }}
   {{- with $settings.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $settings.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $settings.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
@@ -312,12 +306,12 @@ spec:
   volumes:
     {{- include "tentalis.volumes" $arguments | nindent 4 }}
     {{- if $storage }}
-    - {name: state, persistentVolumeClaim: {claimName: {{ include "tentalis.storageClaim" $root }}}}
+    - {name: state, persistentVolumeClaim: {claimName: {{ include "tentalis.storageClaim" $root | quote }}}}
     {{- else if not $claimed }}
     - {name: state, emptyDir: {}}
     {{- end }}
     {{- if and $models $values.cache.existingClaim }}
-    - {name: cache, persistentVolumeClaim: {claimName: {{ $values.cache.existingClaim }}}}
+    - {name: cache, persistentVolumeClaim: {claimName: {{ $values.cache.existingClaim | quote }}}}
     {{- end }}
     {{- if $config }}
     - {name: config, configMap: {name: {{ include "tentalis.fullname" $root }}-{{ $role }}}}
@@ -326,18 +320,18 @@ spec:
     - {name: scorers, configMap: {name: {{ include "tentalis.fullname" $root }}-scoring}}
     {{- end }}
     {{- if $environments }}
-    - {name: environments, configMap: {name: {{ $environments }}}}
+    - {name: environments, configMap: {name: {{ $environments | quote }}}}
     {{- end }}
     {{- if and $keys (eq $role "gateway") }}
     - name: keys
       secret:
-        secretName: {{ $keys }}
+        secretName: {{ $keys | quote }}
         items: [{key: {{ ternary $values.gateway.keysKey "keys.json" (not (empty $values.gateway.keysSecret)) | quote }}, path: keys.json}]
     {{- end }}
     {{- if $episodes }}
     - name: episodes
       secret:
-        secretName: {{ $episodes }}
+        secretName: {{ $episodes | quote }}
         items: [{key: {{ ternary $values.episodes.secretKey "secret" (not (empty $values.episodes.existingSecret)) | quote }}, path: secret}]
     {{- end }}
     {{- if eq $role "trainer" }}
