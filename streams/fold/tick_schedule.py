@@ -1,4 +1,4 @@
-"""When a partition needs a tick: a record that only moves its stream time on.
+"""Decides when a partition needs a tick: a record that only moves its stream time on.
 
 A tick costs the broker, the changelog and the fold a write each, so none is sent that nothing waits for. The fold is
 the same with more or fewer ticks: they decide when a wait is given up, never at which stream time it is over.
