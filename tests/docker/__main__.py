@@ -106,7 +106,7 @@ def cleared(stack: Stack, keep: bool) -> Iterator[None]:
         raise
     finally:
         if not keep:
-            stack("down", "--volumes", "--timeout", "20", timeout=300)
+            stack("--profile", "*", "down", "--volumes", "--timeout", "20", timeout=300)
 
 
 def answers(stack: Stack) -> int:

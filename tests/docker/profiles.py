@@ -45,7 +45,7 @@ def scraped(running: Iterable[str]) -> set[str]:
 
 
 def tried(stack: Stack) -> tuple[dict[str, int], list[str]]:
-    """Starts the services, asks them, and stops the registry. Returns what was seen, and what is missing."""
+    """Starts the services, asks them, and removes them. Returns what was seen, and what is missing."""
     say(f"starting {', '.join(SERVICES)}")
     stack("up", "--detach", "--wait", *SERVICES, timeout=600)
     seen, missing = _registered(stack)
@@ -54,6 +54,7 @@ def tried(stack: Stack) -> tuple[dict[str, int], list[str]]:
         numbers, problems = ask(stack)
         seen |= numbers
         missing += problems
+    stack("rm", "--stop", "--force", *SERVICES)
     return seen, missing
 
 
