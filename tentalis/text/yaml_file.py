@@ -5,11 +5,14 @@ from typing import Any
 
 import yaml
 
+MOST_BYTES = 16 << 20
+"""The size of the largest file that is read: settings are written by hand."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 class BadYaml(ValueError):
-    """A file without valid settings. The message gives the place of the error."""
+    """A file without valid settings. The message gives the place of the error, and not its line, which may hold a
+    secret."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -28,7 +31,11 @@ class _Loader(yaml.SafeLoader):
 def read_mapping(path: Path, holds: str) -> dict[Any, Any]:
     """Reads the mapping in a file; `holds` describes its expected content. Raises BadYaml, which names the file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise BadYaml(f"{path}: it is larger than {MOST_BYTES >> 20} MiB, so these are no settings")
+        text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BadYaml(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return mapping_in(text, str(path), holds)
@@ -46,5 +53,10 @@ def value_in(text: str, where: str) -> Any:
     """Parses a YAML text from `where`. Raises BadYaml, with `where`."""
     try:
         return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        what = ", ".join(filter(None, (error.problem, error.context)))
+        mark = error.problem_mark or error.context_mark
+        place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise BadYaml(f"{where}: not YAML: {what}{place}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise BadYaml(f"{where}: not YAML: {error}") from error

@@ -135,6 +135,8 @@ def test_what_is_wrong_is_named_with_its_place_and_what_was_meant(
 def test_a_file_or_a_key_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadScorers, match="No such file"):
         load_scorers(tmp_path / "none.yaml")
+    with pytest.raises(BadScorers, match="/dev/zero: it is larger than 16 MiB"):
+        load_scorers(Path("/dev/zero"))
     with pytest.raises(BadScorers, match="JUDGE_KEY is not set"):
         load(tmp_path, FILE, {"OTHER": "x"})
 

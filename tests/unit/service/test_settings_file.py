@@ -95,10 +95,13 @@ def test_errors_name_the_file_the_key_and_what_is_allowed(text: str, said: str) 
     assert said in str(error.value) and "/etc/tentalis.yaml" in str(error.value)
 
 
-def test_a_bad_secret_is_not_shown() -> None:
+@pytest.mark.parametrize(
+    "text", ["sasl_password: [hunter2]", "a: [1\nsasl_password: hunter2", "sasl_password: 'hunter2"]
+)
+def test_a_bad_secret_is_not_shown(text: str) -> None:
     with pytest.raises(BadSettingsFile) as error:
-        parse("sasl_password: [hunter2]", YAML)
-    assert "hunter2" not in str(error.value)
+        parse(text, YAML)
+    assert "hunter2" not in str(error.value) and "\n" not in str(error.value)
 
 
 def test_bad_toml_is_named() -> None:
