@@ -23,9 +23,8 @@ from tentalis.service.settings import Settings
 
 log = logging.getLogger(__name__)
 
-IDLE_WAIT_MS, TO_END_WAIT_MS = 1000, 50
-"""How long the broker holds a fetch that finds nothing: of a follower or a member of a group, and of a reader that ends
-at the end. A new assignment waits as long for its first records."""
+IDLE_WAIT_MS, TO_END_WAIT_MS = 500, 50
+"""How long the broker holds a fetch that finds nothing: of a follower, and of a reader that ends at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +287,7 @@ class GroupConsumer:
         that it owns, `poll` raises KafkaException. Without `on_loss`, it always goes on at the beginning, silently."""
         self._settings, self._group = settings, group
         self._on_assign, self._on_loss, self._closing = on_assign, on_loss, False
-        config = consumer_config(settings, group, instance=instance) | {"fetch.wait.max.ms": IDLE_WAIT_MS}
+        config = consumer_config(settings, group, instance=instance)
         self._consumer = Consumer(config if on_loss is None else config | {"auto.offset.reset": "error"})
         callbacks: dict[str, Any] = {"on_assign": self._assigned}
         if on_revoke is not None:

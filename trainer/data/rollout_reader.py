@@ -15,7 +15,7 @@ from tentalis.dlq.owner import DeadLetterWriter
 from tentalis.dlq.written import WrittenLetters
 from tentalis.kafka.acls import Operation
 from tentalis.kafka.config import consumer_config
-from tentalis.kafka.consumer import IDLE_WAIT_MS, Stored, records_behind
+from tentalis.kafka.consumer import Stored, records_behind
 from tentalis.kafka.errors import passes, refused
 from tentalis.kafka.producer import Publisher
 from tentalis.service import tracing
@@ -73,7 +73,7 @@ class RolloutReader:
         """Rollouts whose OPD part trains nothing: the loss needs top-K, and their teacher was not asked for it."""
         self._consumer = Consumer(
             consumer_config(settings, group, instance=member_id(rank))
-            | {"enable.partition.eof": True, "fetch.wait.max.ms": IDLE_WAIT_MS}
+            | {"enable.partition.eof": True, "fetch.wait.max.ms": 100}
         )
         self._consumer.subscribe([topics.ROLLOUTS], on_assign=self._on_assign, on_revoke=self._on_revoke)
 
