@@ -109,11 +109,6 @@ class SessionsPartition:
         return self._clock.time
 
     @property
-    def earliest_due(self) -> int:
-        """No session ends by its age before this stream time, in ms; NEVER if none is open."""
-        return self._kernel.timers.earliest
-
-    @property
     def remembered(self) -> int:
         """Number of sessions that are remembered but not open."""
         return len(self._sessions) - self.open_sessions

@@ -12,7 +12,6 @@ from streams.apps.sessions.core import SessionCounts, SessionLimits, SessionsPar
 from streams.fold.admission_control import AdmissionControl, OpenBound, PartitionLoad
 from streams.fold.clock import BEGINNING
 from streams.fold.partition import InvalidRecord
-from streams.fold.tick_schedule import TickSchedule
 from streams.runtime.decoding import dead, output
 from streams.runtime.metrics import STREAM_DECODE_SECONDS
 from streams.runtime.processor import Dead, Effects, LogRecord, OutputRecord
@@ -25,6 +24,7 @@ from tentalis.text.timestamps import now_ms
 
 APP_ID = topology.named("sessions").app_id
 TOPIC_OF: dict[type[Record], str] = {Task: topics.TASKS, Result: topics.RESULTS, Feedback: topics.FEEDBACK}
+TICK_EVERY_S = 5.0
 MOST_REASONS = 32
 """The most reasons that the metric of turns without a task distinguishes: reasons come from clients, without bound."""
 
@@ -49,7 +49,7 @@ class SessionsProcessor:
         self._admission = AdmissionControl(bound or OpenBound(), self._loads, "sessions")
         self._expected = topics.table().records_of(topics.SESSIONS)
         self._tally = SessionCounts()
-        self._schedule = TickSchedule()
+        self._ticked_at = 0.0
 
     def measure(self, exporter: Exporter) -> None:
         """Registers the metrics of the sessions."""
@@ -85,12 +85,10 @@ class SessionsProcessor:
         fold = SessionsPartition(partition, partial(self._read, partition), self._limits, self._tally)
         fold.restore(entries)
         self.partitions[partition] = fold
-        self._schedule.forget(partition)
 
     def revoke(self, partition: int) -> None:
         """Drops the partition from memory; its state is on the changelog."""
         self.partitions.pop(partition, None)
-        self._schedule.forget(partition)
 
     async def process(self, partition: int, records: Sequence[LogRecord]) -> Effects:
         """Folds one batch; skips records at or before the partition's clock."""
@@ -110,15 +108,16 @@ class SessionsProcessor:
             else:
                 self._emit(effects, made, record)
         effects.changes = fold.take_changes()
-        self._schedule.folded(partition, fold.time)
         return effects
 
     def ticks(self, partitions: Sequence[int]) -> Sequence[OutputRecord]:
-        """Returns a clock record for each partition in which a session ends now by its age, or whose time has stood
-        still (see `streams.fold.tick_schedule`). Its append time at the broker counts, not its event time."""
-        folds = ((partition, self.partitions[partition]) for partition in partitions)
-        due = [number for number, fold in folds if self._schedule.due(number, fold.time, fold.earliest_due)]
-        ticks = [Tick(event_time=now_ms(), partition=partition) for partition in due]
+        """Returns a clock record for each owned partition, every TICK_EVERY_S, so that sessions end where no other
+        record comes. Its append time at the broker counts, not its event time."""
+        now = time.monotonic()
+        if now - self._ticked_at < TICK_EVERY_S:
+            return ()
+        self._ticked_at = now
+        ticks = [Tick(event_time=now_ms(), partition=partition) for partition in partitions]
         return [output(self._codec, topics.SESSIONS, tick, APP_ID)._replace(partition=tick.partition) for tick in ticks]
 
     def _read(self, partition: int, offset: int, raw: bytes | None) -> Record:

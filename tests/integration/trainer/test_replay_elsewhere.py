@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from schemas import topics
 from schemas.records import Rollout
 from schemas.wire.avro import all_current
+from tentalis.kafka.acls import ROLES, Resource
 from tentalis.kafka.admin import publish_schemas
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
@@ -236,7 +237,11 @@ class Elsewhere:
             "max.compaction.lag.ms": "1000",
             "max.message.bytes": topics.table()[topics.ROLLOUTS].config["max.message.bytes"],
         }
-        others = (topics.RUNS, topics.BATCHES, topics.POLICIES, topics.SCHEMAS, topics.TOPIC_IDS)
+        rollouts = {topics.ROLLOUTS, topics.dlq(topics.ROLLOUTS)}
+        needed = {
+            each.name for each in ROLES["trainer"].grants if each.resource is Resource.TOPIC and not each.prefixed
+        }
+        others = (needed | {topics.SCHEMAS, topics.TOPIC_IDS}) - rollouts
         made = [NewTopic(name, 1, 1, config=topics.table()[name].config) for name in others]
         made += [NewTopic(topics.ROLLOUTS, 3, 1, config=config), NewTopic(topics.dlq(topics.ROLLOUTS), 3, 1)]
         for created in admin.create_topics(made).values():

@@ -52,7 +52,7 @@ def file(tmp_path: Path) -> Path:
 def env(*words: str, file: Path, typed: str = "") -> str:
     done = CliRunner().invoke(app, ["env", *words, "--file", str(file)], input=typed)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 def test_the_environments_of_the_page_are_listed_and_shown(file: Path) -> None:
