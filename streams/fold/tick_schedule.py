@@ -15,10 +15,12 @@ STILL_S = 30.0
 
 @dataclass(slots=True)
 class _Seen:
-    """`time` is a partition's stream time in ms, and `since` the moment at which it was first seen."""
+    """`time` is a partition's stream time in ms, `since` the moment at which it was first seen, `sent` that of the last
+    tick."""
 
     time: int
     since: float
+    sent: float
 
 
 class TickSchedule:
@@ -35,7 +37,6 @@ class TickSchedule:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: dict[int, _Seen] = {}
-        self._sent: dict[int, float] = {}
 
     def folded(self, partition: int, time_ms: int) -> None:
         """Notes the stream time (ms) of a partition after a batch. Left out, ticks come up to a second later."""
@@ -57,16 +58,14 @@ class TickSchedule:
         now = self._clock()
         seen = self._seen.get(partition)
         if seen is None:
-            self._seen[partition] = _Seen(time_ms, now)
-            self._sent[partition] = now
+            self._seen[partition] = _Seen(time_ms, now, now)
             return True
-        still = now - max(seen.since, self._sent[partition]) >= STILL_S
+        still = now - max(seen.since, seen.sent) >= STILL_S
         if not still and time_ms + (now - seen.since) * 1000 <= earliest:
             return False
-        self._sent[partition] = now
+        seen.sent = now
         return True
 
     def forget(self, partition: int) -> None:
         """Forgets a partition, which was revoked or restored."""
         self._seen.pop(partition, None)
-        self._sent.pop(partition, None)

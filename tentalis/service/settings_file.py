@@ -24,6 +24,7 @@ from typing import Any
 
 from tentalis.service import variables
 from tentalis.service.variable import FILE, PATH, BadVariable, Variable
+from tentalis.text.settings_text import settings_text
 
 WORKING_FILE = Path("tentalis.yaml")
 PROFILE_KEY, PROFILES_KEY = "profile", "profiles"
@@ -120,9 +121,9 @@ def find(env: Mapping[str, str] = os.environ) -> Path | None:
 def load(path: Path) -> SettingsFile:
     """Reads and checks a settings file, YAML or TOML by its name. Raises BadSettingsFile."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSettingsFile(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        text = settings_text(path)
+    except ValueError as error:
+        raise BadSettingsFile(str(error)) from error
     return parse(text, path)
 
 

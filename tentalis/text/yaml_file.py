@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 16 << 20
-"""The size of the largest file that is read: settings are written by hand."""
+from tentalis.text.settings_text import settings_text
+
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -31,13 +31,9 @@ class _Loader(yaml.SafeLoader):
 def read_mapping(path: Path, holds: str) -> dict[Any, Any]:
     """Reads the mapping in a file; `holds` describes its expected content. Raises BadYaml, which names the file."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-        if len(raw) > MOST_BYTES:
-            raise BadYaml(f"{path}: it is larger than {MOST_BYTES >> 20} MiB, so these are no settings")
-        text = raw.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadYaml(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        text = settings_text(path)
+    except ValueError as error:
+        raise BadYaml(str(error)) from error
     return mapping_in(text, str(path), holds)
 
 

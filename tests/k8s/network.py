@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.docker.engine import wait_for
 from tests.k8s.cluster import Cluster
 
 STRANGER, OUTSIDE = "stranger", 8080
@@ -102,10 +103,8 @@ def _stranger(made: Cluster, namespace: str, pods: Sequence[Pod]) -> Iterator[st
 
 def _differences(made: Cluster, namespace: str, source: str, expected: dict[Port, bool]) -> list[str]:
     probe = ("exec", "-n", namespace, source, "--", "python", "-c", PROBE, *(port.address for port in expected))
-    said = ""
-    while not said:  # on a busy node an exec may end without its output
-        said = made.kubectl(*probe)
-    opened = json.loads(said)
+    # On a busy node an exec may end without its output.
+    opened = json.loads(wait_for(f"the answer of {source}", 300, lambda: made.kubectl(*probe)))
     return [
         f"{source} {'cannot' if should else 'can'} reach {port.name} of {port.component} ({port.address})"
         for port, should in expected.items()

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from tentalis.text.settings_text import settings_text
 from tentalis.text.yaml_file import BadYaml, mapping_in, value_in
 from trainer.config.aliases import (
     IGNORED_SECTION_KEYS,
@@ -29,9 +30,9 @@ def load_config(path: Path, variables: Mapping[str, str] | None = None) -> Train
     """Reads the configuration in a YAML file, or a TOML file if its name ends in `.toml`. `variables`: an environment,
     whose variables of earlier systems fill in what the file leaves open. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        text = settings_text(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return parse_config(text, str(path), variables, toml=path.suffix.lower() == ".toml")
 
 

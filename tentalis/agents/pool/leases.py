@@ -54,7 +54,7 @@ class Lease:
 
 @dataclass(slots=True)
 class PoolCounts:
-    """What has happened since the start. `allocations`: by outcome: new, reused, full. `faults`: of environments."""
+    """Counts since the start. `allocations`: by outcome: new, reused, full. `faults`: of environments."""
 
     allocations: Counter[str] = field(default_factory=lambda: Counter(new=0, reused=0, full=0))
     expired: int = 0
