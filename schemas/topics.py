@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from schemas.keyed_partitions import keyed_partitions
 from schemas.namespace import PRODUCT, prefix_of
 
@@ -125,4 +123,6 @@ def with_changelogs(table: TopicTable, names: Iterable[str]) -> TopicTable:
 @cache
 def table() -> TopicTable:
     """The table that this version of the code ships."""
+    import yaml  # here: the help of `tentalis serve` needs the names of topics, not the table
+
     return _resolve(yaml.safe_load((Path(__file__).parent / "topics.yaml").read_text(encoding="utf-8")))

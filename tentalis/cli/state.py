@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +51,8 @@ def rebuild(
 
     The join must be stopped. Halves that have left the log are not in the state: open tasks with such halves are
     counted, and --yes ends with 7 without --accept-loss."""
+    import asyncio  # here: it takes half as long as the rest of `--help`
+
     from schemas import topics
     from streams.apps.join.halves_before import tasks_lacking
     from streams.apps.join.processor import JoinProcessor, limits_of
