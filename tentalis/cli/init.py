@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,7 +84,8 @@ def _asked(machine: Machine, kafka: str | None) -> Answers:
     if servers == own:
         return Answers(home=_ask("Folder of the log, checkpoints and adapters", ".tentalis"))
     _valid(variables.BOOTSTRAP, servers)
-    namespace = _ask("Prefix of topics and groups, if others share this Kafka", "none")
+    namespace: str | None = _ask("Prefix of topics and groups, if others share this Kafka", "none")
+    namespace = None if namespace == "none" else _valid(variables.NAMESPACE, namespace or "")
     protocol = _ask(f"Protocol of the connection ({', '.join(variables.PROTOCOLS)})", variables.PROTOCOLS[0])
     _valid(variables.SECURITY_PROTOCOL, protocol)
     username = password_file = None
@@ -92,7 +94,7 @@ def _asked(machine: Machine, kafka: str | None) -> Answers:
         password_file = _ask("File with the password", "~/.secrets/kafka")
     return Answers(
         bootstrap=servers,
-        namespace=None if namespace == "none" else _valid(variables.NAMESPACE, namespace),
+        namespace=namespace,
         protocol=protocol,
         username=username,
         password_file=password_file,
@@ -112,11 +114,24 @@ def _valid(variable: Any, text: str) -> str:
 
 
 def _write(files: dict[Path, str], *, yes: bool) -> None:
-    there = [str(path) for path, text in files.items() if path.exists() and path.read_text(encoding="utf-8") != text]
+    there = [str(path) for path, text in files.items() if _is_replaced(path, text.encode())]
     if there and not yes:
         typer.confirm(f"Replace {' and '.join(there)}?", abort=True, err=True)
     for path, text in files.items():
         write(path.absolute(), text)
+
+
+def _is_replaced(path: Path, content: bytes) -> bool:
+    """True if the path has a file with other content. Raises CommandError for what is not a file, OSError."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(there.st_mode):
+        raise CommandError(
+            f"{path} is not a file: move it away, or run `tentalis init` in another folder", ExitCode.USAGE
+        )
+    return there.st_size != len(content) or path.read_bytes() != content
 
 
 def _tested(values: dict[str, str], applied: AppliedSettings, *, check_gateway: bool) -> list[Finding]:

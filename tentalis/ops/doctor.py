@@ -158,8 +158,13 @@ def disk(settings: Settings) -> Iterator[Finding]:
     from tentalis.local.disk import LEAST, space
 
     for name, folder in (("state", settings.home), ("cache", settings.cache)):
+        other = f"choose another folder with TENTALIS_{'HOME' if name == 'state' else 'CACHE'}"
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        if not there.is_dir():
+            yield Finding(Level.FAIL, f"disk ({name})", f"{there} is a file, not a folder", other)
+            continue
         found = space(folder)
-        remedy = f"free some space, or choose another folder with TENTALIS_{'HOME' if name == 'state' else 'CACHE'}"
+        remedy = f"free some space, or {other}"
         if shortage := found.shortage(LEAST):
             yield Finding(Level.FAIL, f"disk ({name})", shortage, remedy)
         elif found.shortage(NEEDED_DISK):

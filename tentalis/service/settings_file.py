@@ -17,7 +17,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,8 @@ def applied(profile: str | None, env: MutableMapping[str, str] = os.environ) -> 
 
     `profile`: the one that was named on the command line. Raises BadSettingsFile, BadVariable.
     """
+    if profile == "":  # the empty variable of a script must not choose another cluster
+        raise BadSettingsFile("--profile is empty: give the name of a profile")
     # A supervisor gives its processes every value, and a file may change while they run.
     if variables.SUPERVISED.read(env):
         yield AppliedSettings()
@@ -207,18 +209,20 @@ def with_default_profile(text: str, path: Path, profile: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a settings file atomically. It keeps its mode; a new one is its owner's alone. Raises OSError."""
+    """Writes a settings file atomically. It keeps its mode; a new one is its owner's alone. Raises OSError, which
+    names `path`."""
     target = path.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
             file.write(text)
         temporary.replace(target)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _overrides(values: Mapping[str, tuple[str, str]], env: Mapping[str, str]) -> Iterator[str]:
@@ -242,7 +246,7 @@ def _mapping(text: str, path: Path) -> dict[str, Any]:
         from tentalis.text.yaml_file import value_in
 
         found = value_in(text, str(path))
-    except ValueError as error:  # BadYaml and TOMLDecodeError
+    except (ValueError, RecursionError) as error:  # BadYaml and TOMLDecodeError; tables in tables without end
         raise BadSettingsFile(str(error) if path.suffix != ".toml" else f"{path}: not TOML: {error}") from error
     if not isinstance(found, dict | None):
         raise BadSettingsFile(f"{path}: give settings, such as bootstrap: host:port, not {type(found).__name__}")

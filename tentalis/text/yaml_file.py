@@ -55,4 +55,4 @@ def value_in(text: str, where: str) -> Any:
         place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         raise BadYaml(f"{where}: not YAML: {what}{place}") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise BadYaml(f"{where}: not YAML: {error}") from error
+        raise BadYaml(f"{where}: not YAML: {' '.join(str(error).split())}") from error

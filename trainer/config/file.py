@@ -43,7 +43,7 @@ def parse_config(
     of a contradiction."""
     try:
         data = tomllib.loads(text) if toml else mapping_in(text, where, "settings")
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not TOML: {error}") from error
     except BadYaml as error:
         raise ConfigError(str(error)) from error

@@ -241,6 +241,12 @@ def test_a_command_without_the_profile_it_was_given_is_refused(settings_file: Pa
     done = runner.invoke(app, ["version", "--profile", "prodction"])
     assert done.exit_code == 2 and "there is no profile prodction" in done.stderr
     assert "Did you mean production?" in done.stderr
+    for line in ("version --profile=", "--profile= version"):  # a variable of a shell that is empty
+        done = runner.invoke(app, line.split())
+        assert done.exit_code == 2 and done.stderr == "error: --profile is empty: give the name of a profile\n"
+    for line in ("version --profile", "version --profile production --profile staging"):
+        done = runner.invoke(app, line.split())
+        assert done.exit_code == 2 and "--profile" in done.stderr
     settings_file.unlink()
     done = runner.invoke(app, ["profile", "list"])
     assert done.exit_code == 2 and "there is no settings file" in done.stderr

@@ -1,7 +1,11 @@
 """`tentalis init`: what it finds, asks, writes and tests."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,6 +100,45 @@ def test_a_dry_run_writes_nothing_and_a_file_is_replaced_after_a_question(found:
     assert "kafka:9092" in file.read_text()
 
 
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "make", [_fifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "folder", "device"]
+)
+@pytest.mark.parametrize("name", ["tentalis.yaml", "gateway.yaml"])
+def test_what_is_no_file_is_refused_and_left_alone(
+    found: None, tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / name)
+    program = "import sys\nfrom tentalis.cli.init import _write\nfrom pathlib import Path\n"
+    program += "_write({Path(name): 'log: INFO\\n' for name in ('tentalis.yaml', 'gateway.yaml')}, yes=True)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)  # it may block
+    assert f"CommandError: {name} is not a file: " in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_of_other_bytes_is_replaced_after_a_question(found: None, tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_bytes(b"\xff\xfe")
+    assert "Replace gateway.yaml?" in runner.invoke(app, ["init"], input="n\n").stderr
+    runner.invoke(app, ["init", "--yes"])
+    assert "OPENAI_API_KEY" in (tmp_path / "gateway.yaml").read_text(encoding="utf-8")
+
+
+def test_a_file_that_cannot_be_written_is_named(found: None, tmp_path: Path) -> None:
+    (tmp_path / "tentalis.yaml").symlink_to("tentalis.yaml")
+    loop = runner.invoke(app, ["init", "--yes"])
+    assert (loop.exit_code, loop.stderr) == (1, "error: tentalis.yaml: Too many levels of symbolic links\n")
+    (tmp_path / "tentalis.yaml").unlink()
+    (tmp_path / "tentalis.yaml").symlink_to("/proc/tentalis/tentalis.yaml")
+    nowhere = runner.invoke(app, ["init", "--yes"])
+    assert (nowhere.exit_code, nowhere.stderr) == (
+        1,
+        f"error: {tmp_path}/tentalis.yaml: No such file or directory\n",
+    ), "neither the temporary file nor a folder is named"
+
+
 def test_with_local_a_kafka_of_this_machine_is_left_alone(found: None) -> None:
     dry = json.loads(runner.invoke(app, ["init", "--local", "--dry-run", "-o", "json"]).stdout)
     assert "\nbootstrap:" not in dry["files"]["tentalis.yaml"]
@@ -131,6 +174,8 @@ def test_the_wizard_asks_little_and_takes_no_bad_answer(found: None, tmp_path: P
     assert "\nbootstrap:" not in (tmp_path / "tentalis.yaml").read_text(encoding="utf-8")
     bad = runner.invoke(app, ["init", "--wizard", "--yes"], input="http://kafka\n")
     assert bad.exit_code == 2 and "give host:port" in bad.stderr
+    bad = runner.invoke(app, ["init", "--wizard", "--yes"], input="kafka:1\nBad Name!\n")
+    assert bad.exit_code == 2 and "TENTALIS_NAMESPACE=Bad Name!" in bad.stderr, "before the next question"
 
 
 # --- what is found ----------------------------------------------------------------------------------------------------

@@ -154,3 +154,11 @@ def test_a_disk_without_room_fails_and_a_small_one_warns(tmp_path: Path, monkeyp
     for free, level in ((0, Level.FAIL), (2 * LEAST, Level.WARN), (2 * doctor.NEEDED_DISK, Level.OK)):
         monkeypatch.setattr("tentalis.local.disk.space", lambda folder, free=free: Space(folder, free, 2**40, None))
         assert [finding.level for finding in doctor.disk(settings(tmp_path))] == [level, level]
+
+
+def test_a_file_in_the_place_of_a_folder_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for home in (tmp_path / "file", tmp_path / "file" / "home"):
+        state, _ = doctor.disk(settings(tmp_path, home=home))
+        assert (state.level, state.found) == (Level.FAIL, f"{tmp_path / 'file'} is a file, not a folder")
+        assert "TENTALIS_HOME" in state.remedy

@@ -109,6 +109,15 @@ def test_bad_toml_is_named() -> None:
         parse("a = ", TOML)
 
 
+@pytest.mark.parametrize(
+    ("text", "path"), [("a = " + "[" * 10_000, TOML), ("a: " + "[" * 10_000, YAML), ('log: "a\0b"', YAML)]
+)
+def test_a_text_that_no_parser_takes_is_named_in_one_line(text: str, path: Path) -> None:
+    with pytest.raises(BadSettingsFile, match=f"^{path}: not (TOML|YAML): .+$") as error:
+        parse(text, path)
+    assert "\n" not in str(error.value)
+
+
 def test_an_empty_file_and_an_empty_value_set_nothing() -> None:
     assert parse("", YAML).values(None) == parse("# nothing\nbootstrap:\n", YAML).values(None) == {}
 

@@ -128,9 +128,10 @@ def test_toml_is_understood_too(tmp_path: Path) -> None:
     )
     of = load_config(path)
     assert (of.optimizer.lr, of.start) == (1e-5, {0: 7})
-    path.write_text("run_id: r\n")
-    with pytest.raises(ConfigError, match=r"run\.toml: not TOML"):
-        load_config(path)
+    for text in ("run_id: r\n", "run_id = " + "[" * 10_000):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"run\.toml: not TOML"):
+            load_config(path)
 
 
 @pytest.mark.parametrize(
