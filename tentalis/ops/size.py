@@ -41,8 +41,10 @@ CLOSED_KB, CLOSED_DISK_KB = 0.6, 0.143
 HINT_TOKENS = 60
 """Tokens that a hint adds to the teacher's prompt."""
 DAY_S = 86_400
-SENT_PER_WRITTEN = 4
-"""How often a record leaves a broker: read about twice, and copied to two replicas."""
+READ_PER_WRITTEN = 2
+"""How often a record is read, about. It leaves a broker once more for each replica beside the leader's."""
+MOST_REPLICAS = 32
+"""More brokers than a partition is ever copied to."""
 LARGEST = 1e12
 """The largest number of a load."""
 CHANGELOG = "join changelog"
@@ -80,6 +82,8 @@ class Load:
             raise BadLoad("tasks per second and tokens must be above 0")
         if not 0 <= self.hints <= 1:
             raise BadLoad(f"the share of hints is {self.hints}: give a number from 0 to 1")
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise BadLoad(f"the number of replicas is {self.replicas}: give a number from 1 to {MOST_REPLICAS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ def size_of(load: Load) -> Sizing:
         totals={
             "broker_in_mb_per_second": written,
             "broker_written_mb_per_second": written * load.replicas,
-            "broker_sent_mb_per_second": written * SENT_PER_WRITTEN,
+            "broker_sent_mb_per_second": written * (READ_PER_WRITTEN + load.replicas - 1),
             "storage_tb_replicated": load.replicas * sum(each.tb or 0.0 for each in sizes),
             "join_open_gb": open_gb,
             "join_closed_gb_in_memory": closed * CLOSED_KB / 1e6,

@@ -71,6 +71,19 @@ def test_a_load_that_is_not_finite_or_too_large_is_refused(name: str, value: Any
         Load(**({"tasks_per_second": 1.0} | {name: value}))
 
 
+def test_each_further_replica_is_one_more_copy_that_is_sent() -> None:
+    """A record leaves a broker twice for its readers, and once for each replica beside the leader's."""
+    into = size_of(Load(500)).totals["broker_in_mb_per_second"]
+    sent = [size_of(Load(500, replicas=count)).totals["broker_sent_mb_per_second"] / into for count in (1, 2, 3, 5)]
+    assert sent == pytest.approx([2, 3, 4, 6])
+
+
+@pytest.mark.parametrize("count", [0, 33, 10**9])
+def test_replicas_that_no_cluster_has_are_refused(count: int) -> None:
+    with pytest.raises(BadLoad, match=f"the number of replicas is {count}: give a number from 1 to 32"):
+        Load(1, replicas=count)
+
+
 @pytest.mark.parametrize("options", ["--tasks-per-second inf", "--tasks-per-second 1 --wait inf"])
 def test_the_command_refuses_what_is_not_finite(options: str) -> None:
     wrong = CliRunner().invoke(app, ["size", *options.split()])
