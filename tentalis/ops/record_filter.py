@@ -12,6 +12,18 @@ NAMES = ("topic", "partition", "offset", "timestamp", "key", "headers", "type", 
 """The variables of an expression: the fields of a record as `tentalis consume -o json` prints it; null if missing."""
 
 
+_VARIABLES = f"The variables are {', '.join(NAMES)}"
+
+# The library's error for a function that CEL has and that takes no value of this type is that of a function that does
+# not exist: "Undefined variable or function: 'size'".
+_FUNCTIONS = (
+    *("bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"),
+    *("contains", "endsWith", "matches", "max", "min", "size", "startsWith"),
+    *("getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear", "getHours", "getMilliseconds"),
+    *("getMinutes", "getMonth", "getSeconds"),
+)
+
+
 class BadExpression(Exception):
     """An expression that is no CEL, names an unknown variable or function, or is not true or false."""
 
@@ -24,7 +36,8 @@ class RecordFilter:
     """
 
     def __init__(self, expression: str) -> None:
-        """Compiles an expression. Raises BadExpression."""
+        """Compiles an expression and tries it, so that a name that does not exist is refused before the first record.
+        Raises BadExpression."""
         import cel
 
         self.unevaluated = 0
@@ -34,21 +47,39 @@ class RecordFilter:
             self._program = cel.compile(expression)
         except ValueError as error:
             raise BadExpression(f"not an expression of CEL: {_line(error)}") from error
+        found = self._result({})
+        if found is not None and not isinstance(found, bool):
+            raise BadExpression(self._not_boolean(found))
+        self.unevaluated, self.first_reason = 0, ""
 
     def matches(self, record: Mapping[str, Any]) -> bool:
         """Returns True if the expression is true for a record. Raises BadExpression."""
-        variables = {name: record.get(name) for name in NAMES} | {"tombstone": "tombstone" in record}
-        try:
-            found = self._program.execute(variables)
-        except RuntimeError as error:
-            raise BadExpression(f"{self._expression}: {_line(error)} The variables are {', '.join(NAMES)}") from error
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            self.unevaluated += 1
-            self.first_reason = self.first_reason or f"{type(error).__name__}: {error}"
+        unevaluated = self.unevaluated
+        found = self._result(record)
+        if self.unevaluated > unevaluated:
             return False
         if not isinstance(found, bool):
-            raise BadExpression(f"{self._expression} is {found!r}, not true or false: compare it with something")
+            raise BadExpression(self._not_boolean(found))
         return found
+
+    def _result(self, record: Mapping[str, Any]) -> Any:
+        """Returns the value of the expression; None, and counts, if the record has not what it needs."""
+        variables = {name: record.get(name) for name in NAMES} | {"tombstone": "tombstone" in record}
+        try:
+            return self._program.execute(variables)
+        except RuntimeError as error:
+            name = str(error).partition("'")[2].partition("'")[0]
+            if name not in _FUNCTIONS:
+                raise BadExpression(f"{self._expression}: {_line(error)} {_VARIABLES}") from error
+            reason = f"{name} does not take a value of this type"
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        self.unevaluated += 1
+        self.first_reason = self.first_reason or reason
+        return None
+
+    def _not_boolean(self, found: object) -> str:
+        return f"{self._expression} is {found!r}, not true or false: compare it with something"
 
 
 def _line(error: Exception) -> str:

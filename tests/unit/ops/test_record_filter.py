@@ -49,6 +49,12 @@ def test_a_record_without_the_field_does_not_match_and_is_counted() -> None:
     assert RecordFilter("tombstone").matches(TOMBSTONE)
 
 
+@pytest.mark.parametrize("expression", ['key.startsWith("t")', "size(key) > 0", "value.reward.contains('x')"])
+def test_a_function_that_takes_no_null_or_number_does_not_end_the_command(expression: str) -> None:
+    found = RecordFilter(expression)
+    assert not found.matches(SCORE | {"key": None}) and found.unevaluated == 1
+
+
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
@@ -74,3 +80,15 @@ json_values = st.recursive(
 @given(json_values)
 def test_no_record_makes_a_good_expression_fail(value: Any) -> None:
     assert RecordFilter('value.a < 1 || key == "t1"').matches(SCORE | {"value": value}) in (True, False)
+
+
+@pytest.mark.parametrize("expression", ["nosuch > 1", "nosuch(key)", "1", "'a' + 'b'"])
+def test_a_wrong_expression_is_refused_before_the_first_record(expression: str) -> None:
+    """A quiet topic would hide the error behind a wait."""
+    with pytest.raises(BadExpression):
+        RecordFilter(expression)
+
+
+@pytest.mark.parametrize("expression", ["key", "value.a.b > 1", "has(value.x)", "dlq.error == 'x'", "size(key) > 3"])
+def test_an_expression_that_only_some_records_can_answer_is_taken(expression: str) -> None:
+    assert RecordFilter(expression).unevaluated == 0
