@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tentalis.cli.serve.gateway import LOOPBACK
+from tentalis.cli.serve.options import ListenPort
 from tentalis.cli.shared.environment_options import AllowUnsandboxed, EnvironmentFile, Tasks, Tools
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.startup import configure_logging
@@ -17,7 +18,7 @@ from tentalis.service.exit_codes import ExitCode
 def env_pool(
     environment: Annotated[str, typer.Option(help="Environment of the episodes.")] = "toolcall",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 18081,
+    port: ListenPort = 18081,
     places: Annotated[int, typer.Option(min=1, help="Number of episodes at the same time.")] = 16,
     lease_seconds: Annotated[
         float,

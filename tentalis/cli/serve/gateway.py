@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tentalis.cli.serve.options import Logprobs
+from tentalis.cli.serve.options import ListenPort, Logprobs
 from tentalis.cli.serve.scorer_file import register_scorers
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap, MetricsPort, variable_option
@@ -111,7 +111,7 @@ def gateway(
     logprobs_mode: LogprobsOption = Logprobs.RAW,
     config: Config = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8200,
+    port: ListenPort = 8200,
     keys: KeyFile = None,
     no_keys: NoKeys = False,
     scorers: ScorerFile = None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tentalis.cli.serve.options import ListenPort
 from tentalis.cli.shared.policy_model import MaxModelLen, PolicyModel, ServedName, prepared_model
 from tentalis.cli.shared.settings import resolve_settings
 from tentalis.cli.shared.startup import configure_logging
@@ -14,7 +15,7 @@ from tentalis.service.imports import without_collections
 
 def model(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: ListenPort = 8000,
     policy_model: PolicyModel = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",

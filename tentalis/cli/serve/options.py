@@ -10,7 +10,9 @@ import typer
 
 from tentalis.cli.shared.options import variable_option
 from tentalis.service import variables
+from tentalis.service.variable import HIGHEST_PORT
 
+ListenPort = Annotated[int, typer.Option("--port", min=0, max=HIGHEST_PORT, help="Port to listen on.")]
 HOUR_S = variables.HOUR_S
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tentalis.cli.serve.options import ListenPort
 from tentalis.cli.shared.options import variable_option
 from tentalis.cli.shared.policy_model import MaxModelLen, PolicyModel, ServedName, prepared_model
 from tentalis.cli.shared.settings import resolve_settings
@@ -22,7 +23,7 @@ def vllm(
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: ListenPort = 8000,
     policy_model: PolicyModel = None,
     executable: Annotated[Path | None, variable_option(variables.VLLM, "--vllm")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")] = None,

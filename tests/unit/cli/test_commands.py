@@ -255,3 +255,10 @@ def test_a_dry_run_of_acls_reaches_for_no_broker(monkeypatch: pytest.MonkeyPatch
     done = runner.invoke(app, ["topics", "acls", "--role", "groups", "--apply", "--dry-run"])
     assert done.exit_code == 0 and "tentalis-groups" in done.stdout
     assert runner.invoke(app, ["topics", "acls", "--role", "groups", "--apply", "--yes"]).exit_code == 4
+
+
+@pytest.mark.parametrize("process", ["gateway", "model", "vllm", "env-pool"])
+def test_a_port_that_does_not_exist_is_refused_before_anything_is_waited_for(process: str) -> None:
+    for port in ("-1", "65536"):
+        done = runner.invoke(app, ["serve", process, "--port", port])
+        assert done.exit_code == 2 and "'--port'" in done.stderr
