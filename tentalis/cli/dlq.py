@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tentalis.cli.shared.errors import CommandError
-from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
+from tentalis.cli.shared.options import Bootstrap, DryRun, Yes, ask
 from tentalis.cli.shared.output import Format, OutputFormat, print_text, show
 from tentalis.cli.shared.settings import reached
 from tentalis.service.exit_codes import ExitCode
@@ -368,7 +368,7 @@ def replay(
         if not yes:
             targets = Counter(each.to.topic for each in planned if each.result is ActionResult.PLANNED and each.to)
             what = ", ".join(f"{count} to {name}" for name, count in sorted(targets.items()))
-            typer.confirm(f"Replay {what} on {settings.bootstrap}?", abort=True, err=True)
+            ask(f"Replay {what} on {settings.bootstrap}?")
         done: list[ActionOutcome] = []
         try:
             done.extend(box.replay(planned))
@@ -412,6 +412,6 @@ def drop(
             _report(output, [ActionOutcome(case, ActionResult.PLANNED) for case in cases], "dropped")
             return
         if not yes:
-            typer.confirm(f"Drop {len(cases)} dead letters on {settings.bootstrap}?", abort=True, err=True)
+            ask(f"Drop {len(cases)} dead letters on {settings.bootstrap}?")
         done = box.drop(cases, reason)
     _report(output, done, "dropped")

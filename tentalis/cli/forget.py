@@ -9,7 +9,7 @@ import typer
 
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.moment import moment_of
-from tentalis.cli.shared.options import Bootstrap
+from tentalis.cli.shared.options import Bootstrap, ask
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
 from tentalis.cli.shared.settings import reached
 from tentalis.service.exit_codes import ExitCode
@@ -52,7 +52,7 @@ def forget(
     with reached(bootstrap) as settings:
         if not dry_run and not yes:
             who = ", ".join(f"{name} {value}" for name, value in _named(session, user, before, policy))
-            typer.confirm(f"Forget {who} on {settings.bootstrap}? This cannot be undone.", abort=True, err=True)
+            ask(f"Forget {who} on {settings.bootstrap}? This cannot be undone.")
         report = carry_out(settings, request, dry_run=dry_run, wait=wait)
     if output is not OutputFormat.TABLE:
         print_data(output, report.as_dict())

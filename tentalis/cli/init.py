@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tentalis.cli.shared.errors import CommandError
-from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
+from tentalis.cli.shared.options import Bootstrap, DryRun, Yes, ask
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
 from tentalis.service import variables
 from tentalis.service.exit_codes import ExitCode
@@ -116,7 +116,7 @@ def _valid(variable: Any, text: str) -> str:
 def _write(files: dict[Path, str], *, yes: bool) -> None:
     there = [str(path) for path, text in files.items() if _is_replaced(path, text.encode())]
     if there and not yes:
-        typer.confirm(f"Replace {' and '.join(there)}?", abort=True, err=True)
+        ask(f"Replace {' and '.join(there)}?")
     for path, text in files.items():
         write(path.absolute(), text)
 

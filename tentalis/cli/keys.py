@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tentalis.cli.shared.errors import CommandError
-from tentalis.cli.shared.options import DryRun, Yes, variable_option
+from tentalis.cli.shared.options import DryRun, Yes, ask, variable_option
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_text, show
 from tentalis.cli.shared.settings import gateway_url, resolve_settings
 from tentalis.service import variables
@@ -136,7 +136,7 @@ def limit(
     if found is None:
         raise missing
     if not dry_run and not yes:
-        typer.confirm(f"Set {' '.join(values)} for {identifier}?", abort=True, err=True)
+        ask(f"Set {' '.join(values)} for {identifier}?")
     changed = core.new_limits(found, limits, removed) if dry_run else core.set_limits(path, identifier, limits, removed)
     if changed is None:
         raise missing
@@ -199,7 +199,7 @@ def revoke(
     if not any(key.id == identifier and key.revoked is None for key in (core.load(path) if path.exists() else ())):
         raise missing
     if not dry_run and not yes:
-        typer.confirm(f"Revoke {identifier} permanently?", abort=True, err=True)
+        ask(f"Revoke {identifier} permanently?")
     if not dry_run and not core.revoke(path, identifier):
         raise missing
     if output is not OutputFormat.TABLE:

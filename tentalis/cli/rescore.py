@@ -10,7 +10,7 @@ import typer
 
 from tentalis.cli.shared.environment_options import AllowUnsandboxed, Tasks
 from tentalis.cli.shared.errors import CommandError
-from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
+from tentalis.cli.shared.options import Bootstrap, DryRun, Yes, ask
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
 from tentalis.cli.shared.settings import reached
 from tentalis.service.exit_codes import ExitCode
@@ -60,7 +60,7 @@ def rescore(
             work = process.find_work(settings, run, grader.label)
             if work.to_score and not dry_run and not yes:
                 question = f"Write scores of {grader.label} for {len(work.to_score)} answers of run {run}?"
-                typer.confirm(question, abort=True, err=True)
+                ask(question)
             rows = [
                 *work.left_out,
                 *process.rescore(settings, work, grader, write=not dry_run, parallel=parallel),

@@ -10,7 +10,7 @@ import typer
 
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.moment import moment_of
-from tentalis.cli.shared.options import Bootstrap, DryRun, Yes
+from tentalis.cli.shared.options import Bootstrap, DryRun, Yes, ask
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text, readable, show
 from tentalis.cli.shared.settings import reached
 from tentalis.cli.shared.turn_text import hint_text, short
@@ -120,7 +120,7 @@ def label(
             raise CommandError(str(error)) from error
         what = f"label turn {turn} of {session}: {thumb or ''} {'' if score is None else score} {comment}".strip()
         if not dry_run and not yes:
-            typer.confirm(f"{what}?", abort=True, err=True)
+            ask(f"{what}?")
         if not dry_run:
             write_label(settings, feedback)
     if output is not OutputFormat.TABLE:

@@ -11,7 +11,7 @@ import typer
 from schemas import keyed_partitions
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.moment import moment_of
-from tentalis.cli.shared.options import Bootstrap, CarryOut, DryRun, Yes, variable_option
+from tentalis.cli.shared.options import Bootstrap, CarryOut, DryRun, Yes, ask, variable_option
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text, show
 from tentalis.cli.shared.settings import reached, resolve_settings
 from tentalis.cli.shared.startup import configure_logging
@@ -217,7 +217,7 @@ def acls(
     if apply and not dry_run:
         with reached(bootstrap) as settings:
             if not yes:
-                typer.confirm(f"Create {len(rows)} ACLs on {settings.bootstrap}?", abort=True, err=True)
+                ask(f"Create {len(rows)} ACLs on {settings.bootstrap}?")
             count = grant(settings, bindings(chosen, principal))
         typer.echo(f"created: {count} ACLs", err=True)
 
@@ -321,7 +321,7 @@ def apply(
                 record_made(settings, None)
             return
         if not dry_run and not yes:
-            typer.confirm(f"Apply {planned.count} changes to {settings.bootstrap}?", abort=True, err=True)
+            ask(f"Apply {planned.count} changes to {settings.bootstrap}?")
         admin.apply(admin.KafkaAdmin(settings), changes, dry_run=dry_run, replication=replication)
         if not dry_run:
             admin.publish_schemas(settings, schemas)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tentalis.cli.shared.options import ask
 from tentalis.cli.shared.output import OutputFormat, print_data
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def decide(
     from tentalis.kafka.producer import Publisher
 
     if not dry_run and not yes:
-        typer.confirm(f"{question}?", abort=True, err=True)
+        ask(f"{question}?")
     if not dry_run:
         publisher = Publisher(settings, "tentalis/cli", make_codec(settings))
         for record in records:

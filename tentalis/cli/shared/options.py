@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.startup import HOLD
 from tentalis.service import variables
+from tentalis.service.exit_codes import ExitCode
 from tentalis.service.variable import Variable
 
 
@@ -72,7 +74,24 @@ YesOnTerminal = Annotated[
 ]
 
 
+def ask(question: str) -> None:
+    """Asks for a confirmation.
+
+    Raises:
+        typer.Abort: the answer is no.
+        CommandError: there is no answer, because standard input has ended.
+    """
+    try:
+        answer = typer.confirm(question, err=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise CommandError("nobody answered: --yes goes on without the question", ExitCode.USAGE) from None
+    if not answer:
+        raise typer.Abort
+
+
 def ask_on_terminal(question: str) -> None:
     """Asks for a confirmation if a person can answer: what can be undone may be in scripts. Raises typer.Abort."""
     if sys.stdin.isatty():
-        typer.confirm(question, abort=True, err=True)
+        ask(question)
