@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tentalis.rewards.registry import ENVIRONMENTS
 
-pytest_plugins = ["tests.support.kafka_fixture", "tests.support.registry_fixture"]
+pytest_plugins = ["tests.support.kafka_fixture", "tests.support.kept_broker", "tests.support.registry_fixture"]
 
 # The settings file of the user who runs the tests does not count, nor do the runs in the checkout's state directory.
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"

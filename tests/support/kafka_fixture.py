@@ -60,18 +60,6 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """An embedded broker for this test only, started and ready; the test may kill it."""
-    broker = new_broker(tmp_path / "kafka")
-    try:
-        broker.start()
-        broker.wait_ready()
-        yield broker
-    finally:
-        broker.stop()
-
-
-@pytest.fixture
 def unique(request: pytest.FixtureRequest) -> str:
     """A prefix for names of topics, groups and transactions, unique across tests and runs."""
     name = re.sub(r"[^a-zA-Z0-9]+", "-", request.node.name).strip("-")[:40]
@@ -202,13 +190,14 @@ def no_image(image: str) -> str | None:
 
 
 def _embedded(folder: Path) -> Iterator[Kafka]:
-    broker = new_broker(folder)
+    # No test kills it, and it is not fenced for its silence while it is frozen (tests/support/kept_broker.py).
+    broker = new_broker(folder, settings={"broker.session.timeout.ms": str(24 * 60 * 60 * 1000)})
     try:
         broker.start()
         broker.wait_ready()
         yield Kafka(broker.bootstrap, "embedded", broker)
     finally:
-        broker.stop()
+        broker.kill()
 
 
 def new_broker(

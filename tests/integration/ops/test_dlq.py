@@ -30,7 +30,8 @@ from tentalis.kafka.producer import Publisher
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.service.settings import Settings
 from tests.support.fork_server import ForkedProcess
-from tests.support.kafka_fixture import ensure_topics, eventually, new_broker
+from tests.support.kafka_fixture import ensure_topics, eventually
+from tests.support.kept_broker import KeptBroker
 from tests.support.stream_records import make_task
 
 pytestmark = pytest.mark.broker
@@ -93,14 +94,9 @@ class Dlq:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    broker = new_broker(tmp_path_factory.mktemp("dlq") / "kafka")
-    try:
-        broker.start()
-        broker.wait_ready()
-        yield broker
-    finally:
-        broker.stop()
+def broker(kept_broker: KeptBroker) -> Iterator[EmbeddedBroker]:
+    yield kept_broker.lent()
+    kept_broker.take_back()
 
 
 @pytest.fixture(scope="module")
