@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import schemas
+from schemas import topics
 from schemas.wire.avro import HERE
+from tentalis.cli.shared.record_json import to_plain
+from tentalis.kafka.codec import make_codec
+from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.producer import Publisher
+from tentalis.service.settings import Settings
+from tests.support.loop_records import feedback_on, result, task
 
 # Per record: the optional field that is gone with its line in the twin, and the one that has come.
 CHANGES = {
@@ -76,3 +83,27 @@ def _rewrite(folder: Path, name: str, gone: str, gone_line: str, come: str, come
     before, _, after = twins.read_text(encoding="utf-8").partition(start)
     assert gone_line in after
     twins.write_text(before + start + after.replace(gone_line, come_line, 1), encoding="utf-8")
+
+
+def both_ways(settings: Settings, folder: Path, key: str, magic: bytes) -> None:
+    """Each version writes a Feedback, and both read both."""
+    ahead = NextVersion(folder, settings.require_bootstrap(), settings.schema_registry)
+    ahead.run("topics", "apply", "--yes")
+    ours = feedback_on(result(task(key)), f"{key}-ours").model_copy(update={"text": "Too long.", "author": "ann"})
+    publisher = Publisher(settings, "test", make_codec(settings))
+    publisher.send(topics.FEEDBACK, ours)
+    publisher.flush()
+    plain = to_plain(ours) | {"feedback_id": f"{key}-ahead", "channel": "mail"}
+    ahead.writes(topics.FEEDBACK, "Feedback", {name: value for name, value in plain.items() if name != "author"})
+
+    stored = [each for each in read_to_end(settings, topics.FEEDBACK) if each.key == key]
+    assert [each.value[: len(magic)] for each in stored if each.value] == [magic, magic]
+    found = [each.decode_own(make_codec(settings)) for each in stored]
+    assert found == [ours, ours.model_copy(update={"feedback_id": f"{key}-ahead", "author": ""})]
+
+    seen = [each["value"] for each in ahead.reads(topics.FEEDBACK, key)]
+    assert [(each["feedback_id"], each["channel"]) for each in seen] == [
+        (ours.feedback_id, ""),
+        (f"{key}-ahead", "mail"),
+    ]
+    assert all("author" not in each and each["text"] == "Too long." for each in seen)

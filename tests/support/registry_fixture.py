@@ -1,9 +1,9 @@
 """The schema registry of the tests.
 
-The first available of these is used, once per session: `TENTALIS_TEST_REGISTRY` (the URL of a running registry, empty
-or with Tentalis schemas only); a container, if a Docker engine answers and has the image or can pull it
-(`TENTALIS_TEST_REGISTRY_IMAGE` names another Apicurio image); Apicurio as a process, if its distribution is cached or
-can be fetched; the registry of `tests/support/schema_registry.py`, with a warning that gives the reasons.
+Its tests are in one file, for which the first available of these is used: `TENTALIS_TEST_REGISTRY` (the URL of a
+running registry, empty or with Tentalis schemas only); a container, if a Docker engine answers and has the image or can
+pull it (`TENTALIS_TEST_REGISTRY_IMAGE` names another Apicurio image); Apicurio as a process, if its distribution is
+cached or can be fetched; the registry of `tests/support/schema_registry.py`, with a warning that gives the reasons.
 `TENTALIS_TEST_REGISTRY=container`, `=process` or `=own` selects one of them.
 """
 
@@ -35,9 +35,9 @@ class Registry:
     kind: str  # given | container | process | own
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A schema registry for the whole session; a real one if available."""
+    """A schema registry for a file of tests; a real one if available."""
     wanted = os.environ.get("TENTALIS_TEST_REGISTRY", "")
     if wanted not in ("", "container", "process", "own"):
         url = wanted.rstrip("/")
