@@ -13,45 +13,54 @@ from schemas import topics
 from tentalis.cli.main import app
 from tentalis.cli.shared import stack_checks
 from tentalis.kafka.admin import KafkaAdmin
+from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
+from tentalis.kafka.producer import Publisher
 from tentalis.kafka.topology import topic_table
 from tentalis.local.broker import EmbeddedBroker
 from tentalis.service.settings import Settings
+from tentalis.text.timestamps import now_ms
 from tests.support import ROOT
 from tests.support.apps_lab import Apps
+from tests.support.fork_server import ForkedProcess
+from tests.support.join_support import head, hint, open_, sample, score
 from tests.support.kafka_fixture import eventually
 
 pytestmark = pytest.mark.broker
 
 RUN = "recorded-before-the-move"
 
-# Run once per namespace: one task through the join of that namespace, then what the namespace holds.
+# A namespace holds for a whole process.
 ONE_TASK = """
 import json, sys
-from schemas import topics
-from tentalis.kafka.admin import KafkaAdmin
-from tentalis.kafka.codec import make_codec
-from tentalis.kafka.consumer import read_to_end
-from tentalis.kafka.producer import Publisher
 from tentalis.service.settings import Settings
-from tentalis.text.timestamps import now_ms
-from tests.support.join_support import head, hint, open_, sample, score
-from tests.support.kafka_fixture import eventually
-
-settings, name = Settings.from_env(), sys.argv[1]
-publisher, task, now = Publisher(settings, "test", make_codec(settings)), head(name, 1, deadline_ms=60_000), now_ms()
-of = sample(task, 0)
-for record in (open_(task, now), score(of, 1.0, at=now), hint(of, at=now)):
-    publisher.send(topics.HALVES, record)
-publisher.flush()
-eventually(lambda: list(read_to_end(settings, topics.OUTCOMES)), 60)
-keys = {topic: sorted({s.key for s in read_to_end(settings, topic)}) for topic in (topics.OUTCOMES, topics.ROLLOUTS)}
-print(json.dumps(keys))
+from tests.integration.streams.test_namespaces import one_task
+print(json.dumps(one_task(Settings.from_env(), sys.argv[1])))
+"""
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from tentalis.cli.main import app
+for command in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
 """
 
 
+def one_task(settings: Settings, name: str) -> dict[str, list[str]]:
+    """Sends one task through the join of the namespace of this process; the keys of what the namespace then holds."""
+    task, now = head(name, 1, deadline_ms=60_000), now_ms()
+    of, publisher = sample(task, 0), Publisher(settings, "test", make_codec(settings))
+    for record in (open_(task, now), score(of, 1.0, at=now), hint(of, at=now)):
+        publisher.send(topics.HALVES, record)
+    publisher.flush()
+    eventually(lambda: list(read_to_end(settings, topics.OUTCOMES)), 60)
+    made = topics.OUTCOMES, topics.ROLLOUTS
+    return {topic: sorted({str(stored.key) for stored in read_to_end(settings, topic)}) for topic in made}
+
+
 def run(env: dict[str, str], *command: str) -> str:
-    """Returns what a program prints. A namespace holds for a whole process."""
+    """Returns what a program prints."""
     done = subprocess.run([sys.executable, *command], env=os.environ | env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -68,10 +77,12 @@ def test_two_namespaces_on_one_broker(
         run(staging, "-m", "tentalis.cli", "topics", "apply", "--yes")
         mine = {"TENTALIS_BOOTSTRAP": own_broker.bootstrap, "TENTALIS_HOME": str(tmp_path)}
         # Without --instance: a member that stops leaves its group at once.
-        for name, env in (("join", mine), ("staging", staging)):
-            with (tmp_path / f"{name}.log").open("ab") as log:
-                command = [sys.executable, "-m", "tentalis.cli", "serve", "join"]
-                plain.processes[name] = subprocess.Popen(command, env=os.environ | env, stdout=log, stderr=log)
+        join = ["-m", "tentalis.cli", "serve", "join"]
+        plain.processes["join"] = ForkedProcess(join, os.environ | mine, tmp_path / "join.log")
+        with (tmp_path / "staging.log").open("ab") as log:  # forked processes have no namespace
+            plain.processes["staging"] = subprocess.Popen(
+                [sys.executable, *join], env=os.environ | staging, stdout=log, stderr=log
+            )
 
         def here(*command: str) -> Result:
             return CliRunner().invoke(app, command, env=mine)
@@ -81,8 +92,7 @@ def test_two_namespaces_on_one_broker(
         assert not list(read_to_end(settings, topics.OUTCOMES))
         assert {str(stored.key).partition("/")[0] for stored in read_to_end(settings, topics.HALVES)} <= {"tick"}
 
-        found = json.loads(run(mine, "-c", ONE_TASK, "two"))
-        assert found == {"tentalis.outcomes.v1": ["two/0"], "tentalis.rollouts.v1": ["two/0"]}
+        assert one_task(settings, "two") == {"tentalis.outcomes.v1": ["two/0"], "tentalis.rollouts.v1": ["two/0"]}
         assert [stored.key for stored in read_to_end(settings, "staging.tentalis.outcomes.v1")] == ["one/0"]
         admin = KafkaAdmin(settings)
         eventually(lambda: admin.active_groups() == ["staging.tentalis-join", "tentalis-join"], 30)
@@ -101,11 +111,11 @@ def test_two_namespaces_on_one_broker(
         stack_checks.check_before_start(settings)
 
         # A run moves from one to the other.
-        cli = ("-m", "tentalis.cli")
-        run(staging, *cli, "import", str(ROOT / "tests" / "golden" / "run"))
+        archive = str(tmp_path / "archive")
+        moves = [["import", str(ROOT / "tests" / "golden" / "run")], ["export", RUN, "--into", archive]]
+        run(staging, "-c", COMMANDS, json.dumps(moves))
         unknown = here("replay", RUN, "--verify-only")
         assert unknown.exit_code == 1 and "there: none" in unknown.stderr
-        run(staging, *cli, "export", RUN, "--into", str(tmp_path / "archive"))
-        assert here("import", str(tmp_path / "archive")).exit_code == 0
+        assert here("import", archive).exit_code == 0
         moved = here("replay", RUN, "--verify-only")
         assert "Every rollout of 4 steps is present and unaltered" in moved.stdout, moved.output
