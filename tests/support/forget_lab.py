@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from schemas import topics
 from schemas.tensors import int32_bytes
 from tentalis.cli.main import app
 from tentalis.kafka.admin import ensure
@@ -102,7 +103,11 @@ class Stage:
     def train(self, **more: Any) -> None:
         """Trains the run to its end."""
         of = config(
-            tiny_model(self.folder / "model"), run_id=RUN, policy=POLICY, start=dict.fromkeys(range(8), 0), **more
+            tiny_model(self.folder / "model"),
+            run_id=RUN,
+            policy=POLICY,
+            start=dict.fromkeys(range(topics.table().keyed_partitions), 0),
+            **more,
         )
         path, log = self.folder / "trainer.yaml", self.folder / "trainer.log"
         path.write_text(config_text(of))

@@ -44,7 +44,7 @@ from tests.support.kafka_fixture import Kafka
 from tests.support.loop_lab import running
 from tests.support.loop_records import ack, task
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 SECRET = "a secret of sixteen and more"
 PROGRAM = """

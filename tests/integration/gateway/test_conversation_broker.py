@@ -22,7 +22,7 @@ from tests.support.gateway_lab import PROMPT_IDS, WORDS, Script, ack, backend_ap
 from tests.support.kafka_fixture import ensure_topics, eventually
 from tests.support.model_server import model_server
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 
 Commands = dict[str, "subprocess.Popen[bytes]"]

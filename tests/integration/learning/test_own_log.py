@@ -15,7 +15,7 @@ from tentalis.service.settings import Settings
 from tests.support.kafka_fixture import ensure_topics
 from tests.support.loop_records import task
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 
 def test_records_of_others_are_refused_and_own_ones_are_not(own_broker: EmbeddedBroker, tmp_path: Path) -> None:

@@ -27,7 +27,11 @@ from trainer.data.fetch import BadRollouts, look_up_rollouts
 from trainer.replay.replay import replay
 from trainer.run.run_log import read_run
 
-pytestmark = [pytest.mark.broker, pytest.mark.long]  # test_forget_live_broker.py forgets amid a conversation
+pytestmark = [  # test_forget_live_broker.py forgets amid a conversation
+    pytest.mark.broker,
+    pytest.mark.long,
+    pytest.mark.usefixtures("few_partitions"),
+]
 
 LEAVER = "session-of-the-leaver"
 MARK = "zanzibar"
@@ -113,7 +117,7 @@ def test_a_forgotten_session_leaves_redacted_rollouts_and_no_live_state(stage: S
         policy=POLICY,
         batch_rollouts=4,
         steps=2,
-        start=dict.fromkeys(range(8), 0),
+        start=dict.fromkeys(range(topics.table().keyed_partitions), 0),
     )
     (tmp_path / "trainer.yaml").write_text(config_text(of))
     trainer = stage.start("trainer", "trainer", "train", "--config", str(tmp_path / "trainer.yaml"))

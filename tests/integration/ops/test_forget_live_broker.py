@@ -18,7 +18,7 @@ from tests.support.gateway_lab import PROMPT_IDS
 from tests.support.sessions_support import end, turn
 from tests.support.whole_server import WholeServer, whole_server
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 GROUPS = [each.consumer_group() for each in topology.personal()[topics.SESSIONS]]
 STATES = [name for app in ("sessions", "experience", "join") for name in topology.named(app).changelogs]

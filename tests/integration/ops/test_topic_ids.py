@@ -24,7 +24,7 @@ from tentalis.service.settings import Settings
 from tests.support.kafka_fixture import ensure_topics
 from tests.support.recreated import delete, recreate
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 SERVER = ("--server", "http://127.0.0.1:1")
 PROCESSES = {
     "gateway": ("serve", "gateway", *SERVER, "--port", "0"),

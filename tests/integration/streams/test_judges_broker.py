@@ -22,7 +22,7 @@ from tests.support.model_server import model_server
 from tests.support.sessions_support import end, turn
 from tests.support.stream_records import make_feedback, make_result, make_task
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 NEXT = Terms(rl=Source.NEXT_STATE, opd=Source.NEXT_STATE, opens=Opens.FIRST_FEEDBACK)
 HINT = "Answer in one short sentence."

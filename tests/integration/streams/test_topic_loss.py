@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 from confluent_kafka.admin import AdminClient, NewPartitions
 from typer.testing import CliRunner
 
-from schemas import keyed_partitions, topics
+from schemas import topics
 from schemas.records import AuditRecord, Message, Outcome, Task, TaskHead
 from streams.apps.join.processor import APP_ID, JoinProcessor, limits_of
 from streams.runtime.rebuild import StateRebuild
@@ -32,13 +31,12 @@ from tentalis.text.timestamps import now_ms
 from tests.support.join_support import head, open_, sample, score
 from tests.support.join_worker import JoinWorker
 from tests.support.kafka_fixture import ensure_topics, eventually, remove_before
+from tests.support.kept_broker import FEW_PARTITIONS
 from tests.support.recreated import recreate as both_recreated
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 OPEN = 8
-PARTITIONS = 2
-"""Half of a broker's time in these tests went into topics: here they have few partitions."""
 CHANGELOG = topics.changelog(APP_ID, "state")
 NO_RESULTS = ("stray-half", "stray-outcome", "mixed-rollout")
 """Rules that these tests break, because they write halves without results."""
@@ -47,16 +45,6 @@ LOOKS_OFTEN = (
     "-c",
     "from streams.runtime import worker; worker.ENDS_S = 1.0; from tentalis.cli.main import app; app()",
 )
-
-
-@pytest.fixture(autouse=True)
-def few_partitions() -> Iterator[None]:
-    """Each keyed topic has PARTITIONS partitions, in this process and in those that it starts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(keyed_partitions.VARIABLE, str(PARTITIONS))
-        topics.table.cache_clear()
-        yield
-    topics.table.cache_clear()
 
 
 def heads(name: str, count: int = OPEN) -> list[TaskHead]:
@@ -144,7 +132,7 @@ def test_more_partitions_end_a_running_join(
     admin = AdminClient(client_config(settings))
     for future in admin.create_partitions([NewPartitions(topic, 12)]).values():
         future.result(30)
-    assert f"{topic} had {PARTITIONS} partitions and has 12" in refuses(worker, ExitCode.DRIFT)
+    assert f"{topic} had {FEW_PARTITIONS} partitions and has 12" in refuses(worker, ExitCode.DRIFT)
 
 
 def test_state_and_offsets_of_an_earlier_version_are_accepted(
@@ -237,7 +225,7 @@ def test_input_and_changelog_lost_together_are_refused_until_that_is_accepted(
         said = refuses(start(settings, workers, tmp_path, "--state", state))
         assert f"{topics.HALVES} was deleted and created again" in said
         assert f"{CHANGELOG} was deleted and created again" in said
-        assert f"partitions 0-{PARTITIONS - 1}" in said and "could not be counted" in said, said
+        assert f"partitions 0-{FEW_PARTITIONS - 1}" in said and "could not be counted" in said, said
     assert any(f"join: {topics.HALVES} was deleted" in each for each in lost_topics(settings))
     run_once(settings, workers, tmp_path, "--state", state, "--accept-loss")
     assert not any(each.startswith("join: ") for each in lost_topics(settings))
@@ -248,7 +236,7 @@ def test_input_and_changelog_lost_together_are_refused_until_that_is_accepted(
     audit = [record.decode(codec) for record in read_to_end(settings, topics.AUDIT)]
     lost = [(each.topic, each.partition) for each in audit if isinstance(each, AuditRecord)]
     assert sorted(lost) == sorted(
-        (topic, partition) for topic in (topics.HALVES, CHANGELOG) for partition in range(PARTITIONS)
+        (topic, partition) for topic in (topics.HALVES, CHANGELOG) for partition in range(FEW_PARTITIONS)
     )
 
 
