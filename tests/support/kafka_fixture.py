@@ -71,12 +71,16 @@ def eventually(
 ) -> T:
     """Calls `check` until it returns a true value, and returns that; an AssertionError in it counts as false.
 
+    Waits `interval` seconds between the calls; three times as long as a call has computed, if that is longer: it shares
+    the processors with what it waits for.
+
     Raises:
         AssertionError: after `timeout` seconds; with `message` and the result or error of the last call.
     """
     deadline = time.monotonic() + timeout
     while True:
         cause: AssertionError | None = None
+        computed = time.process_time()
         try:
             last = check()
             if last:
@@ -87,7 +91,7 @@ def eventually(
         if time.monotonic() > deadline:
             text = message() if callable(message) else message or "the condition did not become true"
             raise AssertionError(f"{text} (waited {timeout:g} s; {seen})") from cause
-        time.sleep(interval)
+        time.sleep(max(interval, 3 * (time.process_time() - computed)))
 
 
 def known(check: Callable[[], T]) -> T:
