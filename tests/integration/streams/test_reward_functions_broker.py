@@ -14,7 +14,7 @@ from tests.support import ROOT
 from tests.support.apps_lab import Apps
 from tests.support.stream_records import make_result, make_task
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 MOODS = ("fine", "raises", "hangs", "crashes", "slow", "exits")
 

@@ -38,7 +38,7 @@ from tests.support.apps_lab import Apps
 from tests.support.model_server import model_server
 from tests.support.stream_records import make_feedback, make_result, make_task, malformed, unchecked
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 
 @pytest.fixture(params=["memory", pytest.param("rocksdb", marks=pytest.mark.long)])

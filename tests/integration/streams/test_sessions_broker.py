@@ -23,7 +23,7 @@ from tests.support.join_support import drive
 from tests.support.kafka_fixture import ensure_topics, eventually
 from tests.support.sessions_support import end, side, turn
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 SESSIONS, IDLE_S = 24, 3.0
 WRITTEN = (topics.TASKS, topics.RESULTS, topics.FEEDBACK)
