@@ -1,5 +1,5 @@
 """The whole loop as a person runs it: a demo that gets garbage and Ctrl-C and goes on, replay, verify, forgery, and the
-standing stack that goes on with it."""
+standing stack that goes on with it, by the page of the first steps on a laptop."""
 
 import json
 import re
@@ -16,8 +16,10 @@ from tentalis.kafka.codec import make_codec
 from tentalis.kafka.consumer import read_to_end
 from tentalis.kafka.producer import Publisher
 from tests.e2e.lab import Home, pids_of
+from tests.e2e.standing import ended, looked_at
 from tests.support import ROOT
 from tests.support.kafka_fixture import eventually
+from tests.support.transcript import PageShell, commands_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
@@ -27,9 +29,18 @@ INPUTS = (topics.TASKS, topics.RESULTS, topics.FEEDBACK, topics.HALVES, topics.O
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Home, dict[str, object]]:
+def laptop(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[PageShell]:
+    """A shell in a folder with a name that is hard: Kafka takes a comma for the end of a path, Log4j a blank, and a JVM
+    in the locale C what is not ASCII."""
+    more = {"up": ["--policy-model", str(tiny_model), "--scale", "aggregation=2"]}
+    with PageShell(tmp_path_factory.mktemp("e2e") / "a home, ünï" / "☃", more=more) as shell:
+        yield shell
+
+
+@pytest.fixture(scope="module")
+def finished(laptop: PageShell, tiny_model: Path) -> tuple[Home, dict[str, object]]:
     """A home with a finished demo run in it, which got garbage on every topic and was interrupted after one step."""
-    home = Home(tmp_path_factory.mktemp("e2e") / "home", tiny_model)
+    home = Home(laptop.folder / ".tentalis", tiny_model)
     home.env["TENTALIS_TRACES"] = str(home.path.parent / "traces")
     # What libraries print must not reach the stdout of `demo` and `replay`, which is parsed as JSON.
     home.env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests' / 'support' / 'noisy'}"
@@ -140,17 +151,27 @@ def value(span: dict[str, Any], key: str) -> str:
     return str(next(item["value"]["stringValue"] for item in span["attributes"] if item["key"] == key))
 
 
+PAGE = commands_of(ROOT / "docs" / "start" / "laptop.md")
+LAST = next(number for number, command in enumerate(PAGE) if command.text.startswith("tentalis down"))
+
+
 @pytest.fixture(scope="module")
-def standing(finished: tuple[Home, dict[str, object]]) -> Iterator[tuple[Home, str]]:
-    """The standing stack in the same home; stopped in the end, with nothing left behind."""
+def standing(laptop: PageShell, finished: tuple[Home, dict[str, object]]) -> Iterator[tuple[Home, str]]:
+    """The standing stack of the page, in the same home; stopped in the end, with nothing left behind."""
     home, result = finished
-    up = home.run("up", "--detach", "--policy-model", str(home.model))
-    assert up.returncode == 0, up.stderr
     try:
+        laptop.follow(PAGE[:LAST])
         yield home, str(result["run_id"])
     finally:
         assert home.run("down").returncode == 0
     assert pids_of(home.path) == []
+
+
+def test_the_stack_of_the_page_is_ready_is_measured_and_is_operated(
+    laptop: PageShell, standing: tuple[Home, str]
+) -> None:
+    home, _ = standing
+    looked_at(home, laptop)
 
 
 def test_the_standing_stack_goes_on_with_the_run_that_is_verified_and_replays_equal(
@@ -196,3 +217,17 @@ def test_a_forged_rollout_is_named_and_nothing_is_trained(standing: tuple[Home, 
     report = json.loads(replayed.stdout)
     assert not report["equal"] and report["steps"] == []
     assert any(record["value"]["rollout_id"] in problem and "forged" in problem for problem in report["problems"])
+
+
+def test_the_page_ends_the_stack_and_its_log_is_read_without_it(laptop: PageShell, standing: tuple[Home, str]) -> None:
+    home, _ = standing
+    laptop.follow(PAGE[LAST:])
+    ended(home)
+
+
+def test_a_stack_that_cannot_start_says_why_at_once(tmp_path: Path) -> None:
+    up = Home(tmp_path / "home", tmp_path / "nothing").run(
+        "up", "--detach", "--policy-model", str(tmp_path / "nothing")
+    )
+    assert up.returncode == 1
+    assert "nothing" in up.stderr
