@@ -105,7 +105,7 @@ def test_drift_is_shown_exits_with_3_and_is_repaired(
 
 def test_without_a_yes_nothing_is_applied(settings: Settings, invoke: Callable[..., tuple[int, str]]) -> None:
     retention(settings, topics.EVALS, "12345")
-    assert invoke("topics", "apply")[0] == 1
+    assert invoke("topics", "apply")[0] == 2
     assert invoke("topics", "diff")[0] == 3
     ensure(settings)
 

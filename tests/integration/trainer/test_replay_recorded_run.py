@@ -7,6 +7,7 @@ the bytes are not compared. In between, the broker's volume is lost and restored
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from tentalis.local.broker import EmbeddedBroker
 from tests.support import ROOT, forked
+from tests.support.kafka_fixture import new_broker
 from tests.support.trainer_lab import tiny_model
 from tests.support.transcript import PageShell, commands_of
 from tests.unit.trainer.test_golden_trajectory import GOLDEN, environment
@@ -24,12 +26,24 @@ pytestmark = pytest.mark.broker
 RUN = "recorded-before-the-move"
 
 
+@pytest.fixture
+def broker_at_home(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker whose volume is in the home of the commands, where they find it while it is stopped."""
+    broker = new_broker(tmp_path / "kafka")
+    try:
+        broker.start()
+        broker.wait_ready()
+        yield broker
+    finally:
+        broker.stop()
+
+
 def test_a_run_recorded_before_the_move_replays_to_the_same_bytes_from_a_restored_volume(
-    own_broker: EmbeddedBroker, tmp_path: Path
+    broker_at_home: EmbeddedBroker, tmp_path: Path
 ) -> None:
     model = tiny_model(tmp_path / "model")
     variables = os.environ | {
-        "TENTALIS_BOOTSTRAP": own_broker.bootstrap,
+        "TENTALIS_BOOTSTRAP": broker_at_home.bootstrap,
         "TENTALIS_HOME": str(tmp_path),
         "TENTALIS_CACHE": str(tmp_path / "cache"),
     }
@@ -47,11 +61,11 @@ def test_a_run_recorded_before_the_move_replays_to_the_same_bytes_from_a_restore
 
     _, imported = run(["topics", "apply", "--yes"], ["import", str(ROOT / "tests" / "golden" / "run"), "-o", "json"])
     assert imported[0] == 0 and json.loads(imported[1])["written"]["Rollout"] == 24, imported
-    own_broker.stop()
+    broker_at_home.stop()
     with PageShell(tmp_path / "operator", {"TENTALIS_HOME": str(tmp_path), "RUN": RUN}) as operator:
         operator.follow(commands_of(ROOT / "docs" / "operations" / "backup.md"))
-    own_broker.start()
-    own_broker.wait_ready()
+    broker_at_home.start()
+    broker_at_home.wait_ready()
     (replayed,) = run(["replay", RUN, "--base-model", str(model), "-o", "json"])
     report = json.loads(replayed[1])
     assert len(report["steps"]) == 4, report

@@ -63,7 +63,8 @@ def test_a_runbook_looks_at_a_fault_before_the_way_back(monkeypatch: pytest.Monk
 
 
 def test_every_transcript_without_a_name_is_run_by_a_test() -> None:
-    sources = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "integration").rglob("*.py"))
+    files = [file for room in ("integration", "e2e") for file in (ROOT / "tests" / room).rglob("*.py")]
+    sources = "\n".join(file.read_text(encoding="utf-8") for file in files)
     unnamed = [page for page in PAGES.rglob("*.md") if "" in transcripts(page)]
     assert [page.name for page in unnamed if f'"{page.parent.name}" / "{page.name}"' not in sources] == []
 
