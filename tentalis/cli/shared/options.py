@@ -86,6 +86,7 @@ def ask(question: str) -> None:
     except typer.Abort:
         if sys.stdin.isatty():
             raise
+        typer.echo(err=True)  # the question's line is open
         raise CommandError("nobody answered: --yes goes on without the question", ExitCode.USAGE) from None
     if not answer:
         raise typer.Abort

@@ -245,7 +245,7 @@ def test_a_dry_run_of_keys_changes_no_file_and_a_revocation_asks(tmp_path: Path)
     assert "would be revoked" in runner.invoke(app, [*revoke, "--dry-run"]).stderr
     assert runner.invoke(app, revoke, input="n\n").exit_code == 1 and revoked() is None
     unanswered = runner.invoke(app, revoke, input="")
-    assert unanswered.exit_code == 2 and "--yes goes on without the question" in unanswered.stderr
+    assert unanswered.exit_code == 2 and "\nerror: nobody answered: --yes goes on" in unanswered.stderr
     assert revoked() is None
     assert runner.invoke(app, [*revoke, "--yes"]).exit_code == 0 and revoked() is not None
     again = runner.invoke(app, [*revoke, "--yes"])
