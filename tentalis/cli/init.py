@@ -84,8 +84,8 @@ def _asked(machine: Machine, kafka: str | None) -> Answers:
     if servers == own:
         return Answers(home=_ask("Folder of the log, checkpoints and adapters", ".tentalis"))
     _valid(variables.BOOTSTRAP, servers)
-    namespace: str | None = _ask("Prefix of topics and groups, if others share this Kafka", "none")
-    namespace = None if namespace == "none" else _valid(variables.NAMESPACE, namespace or "")
+    prefix = _ask("Prefix of topics and groups, if others share this Kafka", "none")
+    namespace = None if prefix == "none" else _valid(variables.NAMESPACE, prefix)
     protocol = _ask(f"Protocol of the connection ({', '.join(variables.PROTOCOLS)})", variables.PROTOCOLS[0])
     _valid(variables.SECURITY_PROTOCOL, protocol)
     username = password_file = None

@@ -36,10 +36,14 @@ class Space:
         return None
 
 
+def nearest_existing(folder: Path) -> Path:
+    """Returns `folder`, or its nearest ancestor that exists."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
 def space(folder: Path) -> Space:
     """Returns the space of `folder`, or of its nearest existing ancestor. Raises OSError."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    found = os.statvfs(there)
+    found = os.statvfs(nearest_existing(folder))
     return Space(
         folder,
         free=found.f_bavail * found.f_frsize,

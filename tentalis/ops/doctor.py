@@ -155,11 +155,11 @@ def jars(settings: Settings) -> Iterator[Finding]:
 
 def disk(settings: Settings) -> Iterator[Finding]:
     """Checks the free space for the log, checkpoints and the model."""
-    from tentalis.local.disk import LEAST, space
+    from tentalis.local.disk import LEAST, nearest_existing, space
 
     for name, folder in (("state", settings.home), ("cache", settings.cache)):
         other = f"choose another folder with TENTALIS_{'HOME' if name == 'state' else 'CACHE'}"
-        there = next(each for each in (folder, *folder.parents) if each.exists())
+        there = nearest_existing(folder)
         if not there.is_dir():
             yield Finding(Level.FAIL, f"disk ({name})", f"{there} is a file, not a folder", other)
             continue

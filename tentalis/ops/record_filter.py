@@ -6,11 +6,11 @@ CEL has no side effects, no loops and regular expressions in linear time, so an 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 NAMES = ("topic", "partition", "offset", "timestamp", "key", "headers", "type", "value", "error", "dlq", "tombstone")
 """The variables of an expression: the fields of a record as `tentalis consume -o json` prints it; null if missing."""
-
 
 _VARIABLES = f"The variables are {', '.join(NAMES)}"
 
@@ -26,6 +26,10 @@ _FUNCTIONS = (
 
 class BadExpression(Exception):
     """An expression that is no CEL, names an unknown variable or function, or is not true or false."""
+
+
+class _Unevaluated(Exception):
+    """The record has not what the expression needs."""
 
 
 class RecordFilter:
@@ -47,23 +51,22 @@ class RecordFilter:
             self._program = cel.compile(expression)
         except ValueError as error:
             raise BadExpression(f"not an expression of CEL: {_line(error)}") from error
-        found = self._result({})
-        if found is not None and not isinstance(found, bool):
-            raise BadExpression(self._not_boolean(found))
-        self.unevaluated, self.first_reason = 0, ""
+        with suppress(_Unevaluated):
+            found = self._result({})
+            if found is not None:
+                self._boolean(found)
 
     def matches(self, record: Mapping[str, Any]) -> bool:
         """Returns True if the expression is true for a record. Raises BadExpression."""
-        unevaluated = self.unevaluated
-        found = self._result(record)
-        if self.unevaluated > unevaluated:
+        try:
+            return self._boolean(self._result(record))
+        except _Unevaluated as error:
+            self.unevaluated += 1
+            self.first_reason = self.first_reason or str(error)
             return False
-        if not isinstance(found, bool):
-            raise BadExpression(self._not_boolean(found))
-        return found
 
     def _result(self, record: Mapping[str, Any]) -> Any:
-        """Returns the value of the expression; None, and counts, if the record has not what it needs."""
+        """Returns the value of the expression for a record. Raises BadExpression, _Unevaluated."""
         variables = {name: record.get(name) for name in NAMES} | {"tombstone": "tombstone" in record}
         try:
             return self._program.execute(variables)
@@ -71,15 +74,15 @@ class RecordFilter:
             name = str(error).partition("'")[2].partition("'")[0]
             if name not in _FUNCTIONS:
                 raise BadExpression(f"{self._expression}: {_line(error)} {_VARIABLES}") from error
-            reason = f"{name} does not take a value of this type"
+            raise _Unevaluated(f"{name} does not take a value of this type") from error
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            reason = f"{type(error).__name__}: {error}"
-        self.unevaluated += 1
-        self.first_reason = self.first_reason or reason
-        return None
+            raise _Unevaluated(f"{type(error).__name__}: {error}") from error
 
-    def _not_boolean(self, found: object) -> str:
-        return f"{self._expression} is {found!r}, not true or false: compare it with something"
+    def _boolean(self, found: object) -> bool:
+        """Returns the value itself. Raises BadExpression if it is not true or false."""
+        if not isinstance(found, bool):
+            raise BadExpression(f"{self._expression} is {found!r}, not true or false: compare it with something")
+        return found
 
 
 def _line(error: Exception) -> str:

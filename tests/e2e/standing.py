@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +16,9 @@ from tentalis.kafka.topology import APPLICATIONS, InStack
 from tests.docker.promtool import queries
 from tests.e2e.lab import Home
 from tests.support import ROOT
+from tests.support.http_get import answer_of
 from tests.support.kafka_fixture import eventually
 from tests.support.transcript import PageShell, commands_of
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except urllib.error.URLError as error:  # it begins to listen when it has loaded its libraries
-        return 0, str(error)
 
 
 def looked_at(home: Home, laptop: PageShell) -> None:
@@ -45,9 +34,9 @@ def looked_at(home: Home, laptop: PageShell) -> None:
     assert set(measured) == {*(each.name for each in APPLICATIONS if each.in_stack in wanted), "aggregation-2"}
     exposed = set[str]()
     for name, port in measured.items():
-        eventually(lambda port=port: get(port, "/readyz")[0] == 200, 120, message=f"{name} is not ready")
-        assert get(port, "/healthz")[0] == 200
-        families = {f.name for f in text_string_to_metric_families(get(port, "/metrics")[1])}
+        eventually(lambda port=port: answer_of(port, "/readyz")[0] == 200, 120, message=f"{name} is not ready")
+        assert answer_of(port, "/healthz")[0] == 200
+        families = {f.name for f in text_string_to_metric_families(answer_of(port, "/metrics")[1])}
         exported = exported_by(name.removesuffix("-2"))
         assert families == {metric.name.removesuffix("_total") for metric in exported}, name
         exposed |= families
@@ -56,7 +45,7 @@ def looked_at(home: Home, laptop: PageShell) -> None:
     missing = {ends.sub("", name) for name in shown_metrics} - exposed
     assert len(shown_metrics) > 20 and not missing, "no process of the stack exposes what a dashboard shows"
     assert str(measured["trainer"]) in home.run("status").stdout
-    by_name = {f.name: f for f in text_string_to_metric_families(get(shown["port"], "/metrics")[1])}
+    by_name = {f.name: f for f in text_string_to_metric_families(answer_of(shown["port"], "/metrics")[1])}
     assert {"tentalis_supervisor_process_state", "tentalis_broker_reachable"} <= by_name.keys()
     assert by_name["tentalis_broker_memory_bytes"].samples[0].value > 1e8
     sizes = {sample.labels["topic"]: sample.value for sample in by_name["tentalis_broker_log_bytes"].samples}

@@ -195,10 +195,8 @@ def no_image(image: str) -> str | None:
 
 def _embedded(folder: Path) -> Iterator[Kafka]:
     # No test kills it, and it is not fenced for its silence while it is frozen (tests/support/kept_broker.py).
-    broker = new_broker(folder, settings={"broker.session.timeout.ms": str(24 * 60 * 60 * 1000)})
+    broker = started_broker(folder, {"broker.session.timeout.ms": str(24 * 60 * 60 * 1000)})
     try:
-        broker.start()
-        broker.wait_ready()
         yield Kafka(broker.bootstrap, "embedded", broker)
     finally:
         broker.kill()
@@ -221,6 +219,18 @@ def new_broker(
     identity = f"cluster.id={new_cluster_id()}"
     properties.write_text(re.sub(r"^cluster\.id=.*$", identity, properties.read_text(), flags=re.MULTILINE))
     return EmbeddedBroker(folder, port, controller_port, settings=settings)
+
+
+def started_broker(folder: Path, settings: dict[str, str] | None = None) -> EmbeddedBroker:
+    """Returns a new broker that is ready; the caller kills it."""
+    broker = new_broker(folder, settings=settings)
+    try:
+        broker.start()
+        broker.wait_ready(120.0)
+    except BaseException:
+        broker.kill()
+        raise
+    return broker
 
 
 @cache

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from schemas import keyed_partitions, topics
 from tentalis.local.broker import EmbeddedBroker
-from tests.support.kafka_fixture import Kafka, eventually, new_broker
+from tests.support.kafka_fixture import Kafka, eventually, started_broker
 
 FEW_PARTITIONS = 2
 
@@ -26,14 +26,7 @@ class KeptBroker:
     def lent(self) -> EmbeddedBroker:
         """Returns a broker without topics and groups."""
         if self.broker is None:
-            broker = new_broker(self.folders.mktemp("own-kafka") / "kafka")
-            try:
-                broker.start()
-                broker.wait_ready(120.0)
-                self.broker = broker
-            finally:
-                if self.broker is None:
-                    broker.kill()
+            self.broker = started_broker(self.folders.mktemp("own-kafka") / "kafka")
         return self.broker
 
     def take_back(self) -> None:

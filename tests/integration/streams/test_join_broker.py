@@ -3,8 +3,6 @@
 import hashlib
 import random
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from tentalis.kafka.producer import Publisher
 from tentalis.local.ports import free_port
 from tentalis.service.settings import Settings
 from tentalis.text.timestamps import now_ms
+from tests.support.http_get import answer_of
 from tests.support.join_support import drive, head, hint, open_, sample, score
 from tests.support.join_worker import JoinWorker
 from tests.support.kafka_fixture import ensure_topics, eventually
@@ -172,15 +171,6 @@ def test_one_worker_and_three_make_the_same_of_a_log(
     assert digests(written(settings)[1]) == by_three == digests(folded(settings))
 
 
-def asked(port: int, path: str) -> tuple[int, str]:
-    """Status and body."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 @pytest.mark.parametrize("state", ["memory", pytest.param("rocksdb", marks=pytest.mark.long)])
 def test_at_its_bound_the_input_waits_and_goes_on_where_there_is_room(
     settings: Settings, workers: list[JoinWorker], tmp_path: Path, state: str
@@ -202,9 +192,9 @@ def test_at_its_bound_the_input_waits_and_goes_on_where_there_is_room(
     log = workers[-1].log
     eventually(lambda: "all partitions are paused" in log.read_text(), 60, message=lambda: log.read_text()[-2000:])
     paused = float(topics.table().keyed_partitions)
-    assert f"tentalis_join_paused_partitions {paused}" in asked(port, "/metrics")[1]
-    assert asked(port, "/healthz")[0] == 200
-    status, reason = asked(port, "/readyz")
+    assert f"tentalis_join_paused_partitions {paused}" in answer_of(port, "/metrics")[1]
+    assert answer_of(port, "/healthz")[0] == 200
+    status, reason = answer_of(port, "/readyz")
     assert status == 503 and "the bound is 20 tasks" in reason
     for task in tasks:
         publisher.send(topics.HALVES, score(sample(task), at=now))

@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from streams.runtime.startup import check_topics
 from streams.runtime.state import OFFSET_HEADER
 from tentalis.local.ports import free_port
 from tests.support.counting_app import CountingProcessor
+from tests.support.http_get import answer_of
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.streams_lab import PARTITIONS, Lab
 
@@ -359,17 +359,8 @@ def test_ticks_and_health(lab: Lab) -> None:
     port = free_port()
     worker = lab.start("--ticking", "--metrics-port", str(port))
 
-    def status(path: str) -> int:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return 0
-
-    eventually(lambda: status("/healthz") == 200, 60)
-    eventually(lambda: status("/readyz") == 200, 60)
+    eventually(lambda: answer_of(port, "/healthz")[0] == 200, 60)
+    eventually(lambda: answer_of(port, "/readyz")[0] == 200, 60)
 
     def ticked() -> bool:
         found = lab.read(f"{lab.topic}.ticks")

@@ -15,7 +15,7 @@ import pytest
 
 from tentalis.local.broker import EmbeddedBroker
 from tests.support import ROOT, forked
-from tests.support.kafka_fixture import new_broker
+from tests.support.kafka_fixture import started_broker
 from tests.support.trainer_lab import tiny_model
 from tests.support.transcript import PageShell, commands_of
 from tests.unit.trainer.test_golden_trajectory import GOLDEN, environment
@@ -29,13 +29,9 @@ RUN = "recorded-before-the-move"
 @pytest.fixture
 def broker_at_home(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A broker whose volume is in the home of the commands, where they find it while it is stopped."""
-    broker = new_broker(tmp_path / "kafka")
-    try:
-        broker.start()
-        broker.wait_ready()
-        yield broker
-    finally:
-        broker.stop()
+    broker = started_broker(tmp_path / "kafka")
+    yield broker
+    broker.kill()
 
 
 def test_a_run_recorded_before_the_move_replays_to_the_same_bytes_from_a_restored_volume(

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from tentalis.local.ports import free_port
 from tentalis.service.hold import reason
 from tentalis.service.variable import BadVariable
 from tentalis.service.variables import HOLD
+from tests.support.http_get import answer_of
 
 
 def test_a_held_process_is_alive_and_tells_why_it_is_not_ready(tmp_path: Path) -> None:
@@ -24,30 +23,26 @@ def test_a_held_process_is_alive_and_tells_why_it_is_not_ready(tmp_path: Path) -
     command = [sys.executable, "-c", "from tentalis.cli.main import app; app()", "serve", "join"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
-            ready = f"http://127.0.0.1:{port}/readyz"
-            assert _answer(ready, process) == (
+            assert _answer(port, "/readyz", process) == (
                 503,
                 "not ready: ended with exit code 4 (unreachable): "
                 "its log has the reason; remove the cause, then restart it\n",
             )
-            assert _answer(ready.replace("readyz", "healthz"), process) == (200, "ok\n")
+            assert _answer(port, "/healthz", process) == (200, "ok\n")
             process.terminate()
             assert process.wait(30) == 4
         finally:
             process.kill()
 
 
-def _answer(url: str, process: "subprocess.Popen[str]") -> tuple[int, str]:
+def _answer(port: int, path: str, process: "subprocess.Popen[str]") -> tuple[int, str]:
     """Returns status and body, once the process answers."""
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            time.sleep(0.1)
+        status, body = answer_of(port, path)
+        if status:
+            return status, body
+        time.sleep(0.1)
     raise AssertionError(f"ended with {process.poll()}, or no answer in time")
 
 

@@ -10,6 +10,7 @@ from tentalis.agents.workers import metrics
 from tentalis.service.health import Health, served
 from tentalis.service.metrics import Exporter
 from tentalis.service.ports import PortTaken, listening_sockets
+from tests.support.http_get import answer_of
 
 
 def test_a_metric_of_another_kind_or_twice_is_refused() -> None:
@@ -21,28 +22,20 @@ def test_a_metric_of_another_kind_or_twice_is_refused() -> None:
         exporter.read(metrics.WORKER_TASKS, lambda: 0)
 
 
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 def test_health_says_what_is_wrong() -> None:
     problems: dict[str, str | None] = {"ready": "no partitions", "stuck": None}
     exporter = Exporter("worker")
     health = Health(exporter, lambda: problems["ready"], lambda: problems["stuck"])
     with served(health, 0) as port:
         assert port
-        assert get(port, "/healthz") == (200, "ok\n")
-        assert get(port, "/readyz") == (503, "not ready: no partitions\n")
-        assert "\ntentalis_ready 0.0\n" in get(port, "/metrics")[1]
+        assert answer_of(port, "/healthz") == (200, "ok\n")
+        assert answer_of(port, "/readyz") == (503, "not ready: no partitions\n")
+        assert "\ntentalis_ready 0.0\n" in answer_of(port, "/metrics")[1]
         problems |= {"ready": None, "stuck": "it hangs"}
-        assert get(port, "/readyz?verbose") == (200, "ready\n")
-        assert get(port, "/healthz") == (503, "not ok: it hangs\n")
-        assert "\ntentalis_ready 1.0\n" in get(port, "/metrics")[1]
-        assert get(port, "/")[0] == 404
+        assert answer_of(port, "/readyz?verbose") == (200, "ready\n")
+        assert answer_of(port, "/healthz") == (503, "not ok: it hangs\n")
+        assert "\ntentalis_ready 1.0\n" in answer_of(port, "/metrics")[1]
+        assert answer_of(port, "/")[0] == 404
         with (
             pytest.raises(
                 PortTaken,
@@ -52,7 +45,7 @@ def test_health_says_what_is_wrong() -> None:
         ):
             pass
     with pytest.raises(urllib.error.URLError):
-        get(port, "/healthz")
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5)
 
 
 def test_without_a_port_nothing_listens() -> None:
