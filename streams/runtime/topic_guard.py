@@ -137,7 +137,8 @@ class TopicGuard:
             partitions: the partition count of each input when the process started.
         Raises:
             PartitionsChanged: a topic has another number of partitions now, or the keyed topics have different ones.
-            TopicLost: a topic is gone: the broker has not known it for TOPIC_PATIENCE_S seconds.
+            TopicLost: a topic is gone (the broker has not known it for TOPIC_PATIENCE_S seconds), or has another id
+                than at the look before.
         """
         found = await self._ask(lambda client: client.known_identities(self._topics))
         before = {
@@ -147,8 +148,8 @@ class TopicGuard:
         if gone:
             raise TopicLost(f"{', '.join(gone)}: deleted since this process started. {WAYS_ON}")
         written = await self._ask(lambda client: client.identities(self._outputs))
-        before |= {topic: was for topic, was in self._identities.items() if topic in written}
         found |= written
+        before |= {topic: was for topic, was in self._identities.items() if topic in found}
         check_changes(before, found, WAYS_ON)
         check_even(found)
         self._identities, self._missed = found, 0

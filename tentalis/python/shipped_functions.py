@@ -25,6 +25,7 @@ from typing import Any
 
 from schemas.ids import sha256_hex
 from tentalis.learning.errors import LearnError
+from tentalis.text.python_source import parsed
 
 MAIN = frozenset({"__main__", "__mp_main__"})
 MOST_CONSTANT = 100_000
@@ -102,7 +103,7 @@ def _written(function: FunctionType, folder: Path) -> FunctionPlace:
 def _imported(source: str) -> list[str]:
     """Returns the modules and packages that a source imports, without the names within packages."""
     names = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
@@ -167,7 +168,7 @@ class _Parts:
     def _source(self, name: str, value: FunctionType | type) -> str:
         try:
             source = textwrap.dedent(_class_source(value) if isinstance(value, type) else inspect.getsource(value))
-            ast.parse(source)
+            parsed(source)
         except (OSError, TypeError, SyntaxError) as error:
             raise LearnError(
                 f"the source of {name} cannot be read ({error}), so it cannot run in the process of the reward "
@@ -210,7 +211,7 @@ def _class_source(value: type) -> str:
         codes = [each.__code__ for each in vars(value).values() if isinstance(each, FunctionType)]
         for code in codes:
             text = "".join(linecache.getlines(code.co_filename))
-            for node in ast.walk(ast.parse(text)):
+            for node in ast.walk(parsed(text)):
                 if isinstance(node, ast.ClassDef) and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):
                     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                     return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])

@@ -8,6 +8,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tentalis.text.python_source import parsed
+
 _IMPORTERS = ("__import__", "import_module")
 
 
@@ -51,7 +53,7 @@ def import_problem(code: str, rules: ImportRules) -> str | None:
     if not rules:
         return None
     try:
-        tree = ast.parse(code)
+        tree = parsed(code)
     except (SyntaxError, ValueError):
         return None
     except (RecursionError, MemoryError):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from schemas.ids import sha256_hex
+from tentalis.text.python_source import parsed
 
 
 class BadSource(ValueError):
@@ -49,7 +50,7 @@ def _bytes(file: Path) -> bytes:
 
 def _parse(file: Path) -> ast.Module:
     try:
-        return ast.parse(_bytes(file), filename=str(file))
+        return parsed(_bytes(file), str(file))
     except SyntaxError as error:
         raise BadSource(f"{file}:{error.lineno}: {error.msg}") from error
     except ValueError as error:  # a NUL byte, an unknown encoding

@@ -232,7 +232,7 @@ def test_tasks_that_were_removed_before_the_worker_read_them_are_on_record(
     server, group, first = ready(lab), f"tentalis-worker-{unique}", tasks(lab, 16)
     lab.put(topics.TASKS, *first)
     with running(worker(lab, server).run) as end:
-        eventually(lambda: uncommitted(lab, group) == 0, 60)
+        eventually(lambda: all(uncommitted(lab, each) == 0 for each in (group, f"{group}-w1")), 60)
         end()
     assert given_up(lab) == [], "the group and the log begin at the same place"
     lab.put(topics.TASKS, *tasks(lab, 24, first=16))

@@ -1,0 +1,27 @@
+"""Parsing Python source while the same process parses another."""
+
+import ast
+import gc
+
+from tentalis.text.python_source import parsed
+
+SOURCE = "\n".join(f"x{number} = [{number}, {{'a': ({number}, 'b')}}]" for number in range(200))
+
+
+def test_a_parse_within_the_parse_does_no_harm() -> None:
+    """The garbage collector calls what parses, as a traceback that it makes printed does."""
+    within = []
+
+    def collects(phase: str, _: object) -> None:
+        if phase == "start" and not within:
+            within.append((lambda: ast.parse("x = (1, 2)"))())
+
+    gc.callbacks.append(collects)
+    threshold = gc.get_threshold()
+    gc.set_threshold(50)
+    try:
+        tree = parsed(SOURCE, "long.py")
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(collects)
+    assert within and len(tree.body) == 200
