@@ -21,7 +21,7 @@ from streams.fold.recent_results import OffsetRef, RecentResults
 from streams.runtime.decoding import INVALID, decoded
 from streams.runtime.log_reader import KafkaLogReader, LogReader
 from streams.runtime.processor import Change, LogRecord
-from tentalis import rewards
+from tentalis.rewards import registry
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
 
@@ -229,7 +229,7 @@ class Pairing:
         about, result = None, None
         try:
             result = decoded(self._codec, record, Result)
-            rewards.check_environment(result.task.environment)
+            registry.check_environment(result.task.environment)
             about = _About(result.task.task_id, result.sample_index)
         except INVALID as error:
             log.debug("%s is not a valid result and is not paired: %s", record, error)
@@ -313,7 +313,7 @@ def said_in(
         try:
             feedback = decoded(codec, record, Feedback)
             if feedback.result is not None:
-                rewards.check_environment(feedback.result.task.environment)
+                registry.check_environment(feedback.result.task.environment)
             said.append((record, feedback))
         except INVALID as error:
             refuse(record, error)

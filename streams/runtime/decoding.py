@@ -12,7 +12,7 @@ from schemas.wire.codec import Codec, DecodeError
 from streams.runtime.placement import Misplaced, check_place
 from streams.runtime.processor import Dead, LogRecord, OutputRecord
 from tentalis.kafka.producer import headers_of
-from tentalis.rewards import RewardError
+from tentalis.rewards.verdict import RewardError
 
 log = logging.getLogger(__name__)
 

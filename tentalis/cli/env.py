@@ -144,7 +144,7 @@ def write_rows(
     """Shows the data set of an environment of verifiers. With `-o json` each row is one line, as a prompt for `tentalis
     learn`."""
     from tentalis.agents.environments.verifiers import rows_of
-    from tentalis.rewards import declared_environments
+    from tentalis.rewards.registry import declared_environments
 
     declared = declared_environments().get(name)
     if declared is None or declared.base != "verifiers":
@@ -183,7 +183,7 @@ def _typed() -> str | None:
 def _maker(name: str, tools: Path | None, tasks: Path | None, allow_unsandboxed: bool) -> Callable[[], Environment]:
     from tentalis.agents.environments.one_answer import OneAnswer
     from tentalis.agents.environments.registry import BadEnvironment, prepared_environment
-    from tentalis.rewards import declared_environments
+    from tentalis.rewards.registry import declared_environments
 
     made = prepared_environment(name, tools=tools, tasks=tasks, allow_unsandboxed=allow_unsandboxed)
     if made is not None:
@@ -195,7 +195,7 @@ def _maker(name: str, tools: Path | None, tasks: Path | None, allow_unsandboxed:
 
 def _settings_in_file(name: str) -> dict[str, Any]:
     """Returns the settings of an environment of the file; none for another one."""
-    from tentalis.rewards import declared_environments
+    from tentalis.rewards.registry import declared_environments
 
     declared = declared_environments().get(name)
     if declared is None:

@@ -48,7 +48,7 @@ def rescore(
     from tentalis.ops.rescore import process
     from tentalis.ops.rescore.core import BadScorerLabel, NothingToScore, ScorerLabel
     from tentalis.ops.rescore.graders import grader_of
-    from tentalis.rewards import ScorerAway
+    from tentalis.rewards.verdict import ScorerAway
 
     options = EnvironmentOptions(cache(partial(choose_wall, allow_unsandboxed=allow_unsandboxed)), tasks=tasks)
     try:

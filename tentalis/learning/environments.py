@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from schemas.records import Task
-from tentalis import rewards
 from tentalis.agents.environments import Environment
 from tentalis.agents.environments.registry import data_problem, has_episodes, prepared_environment
 from tentalis.agents.scenarios.prompt_file import Prompt
@@ -16,6 +15,7 @@ from tentalis.agents.scenarios.prompts import messages_of, verifier_of
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import PLAIN, LearnOptions
 from tentalis.learning.prepare import source_digest
+from tentalis.rewards import registry
 from tentalis.rewards.environment_file import EPISODE
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.verdict import BadVerifierData, UnknownEnvironment
@@ -45,13 +45,13 @@ def environment_of(options: LearnOptions) -> LearnEnvironment:
     Raises LearnError, BadEnvironmentFile.
     """
     if options.environment_file is not None:
-        rewards.use_environments(Path(options.environment_file))
+        registry.use_environments(Path(options.environment_file))
     name = options.environment
     try:
-        rewards.check_environment(name)
+        registry.check_environment(name)
     except UnknownEnvironment as error:
         raise LearnError(f"--environment {name}: {error}") from error
-    declared = rewards.declared_environments().get(name)
+    declared = registry.declared_environments().get(name)
     if declared is not None:
         files = (declared.file, *([declared.tools] if declared.tools not in (None, declared.file) else []))
         return LearnEnvironment(name, declared.scorer, declared.data, tuple(file for file in files if file is not None))
@@ -73,7 +73,7 @@ def episodes_of(options: LearnOptions) -> Callable[[], Environment] | None:
             f"{TOOLS_VARIABLE} is set, and would not be recorded with the run: unset it, and name the tools in a file "
             "of environments (--environment-file)"
         )
-    declared = rewards.declared_environments().get(options.environment)
+    declared = registry.declared_environments().get(options.environment)
     if declared is not None and declared.program is not None:
         raise LearnError(
             f"{options.environment} is played by a program, which needs a gateway, and learn starts none: use "
@@ -101,7 +101,7 @@ def unfit_for(environment: LearnEnvironment) -> Callable[[Prompt], str | None]:
             verifier=verifier_of(prompt, scorer, environment.data),
         )
         try:
-            rewards.check(task)
+            registry.check(task)
         except BadVerifierData as error:
             return str(error)
         return None

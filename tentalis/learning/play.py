@@ -38,7 +38,7 @@ from tentalis.learning.result import LearnResult, SamplePair, emit_result
 from tentalis.learning.run_cluster import ClusterRecord, check_cluster
 from tentalis.learning.runs import Data, LearnRun
 from tentalis.learning.sample import CONCURRENT, Asked, ScoredAnswer, base_model, scored_answers
-from tentalis.rewards.functions import FunctionScorer
+from tentalis.rewards.functions.scorer import FunctionScorer
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.service.exit_codes import ExitCode
 from tentalis.service.settings import Settings

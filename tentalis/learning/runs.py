@@ -27,8 +27,9 @@ from tentalis.opd.config import ANY_ENVIRONMENT
 from tentalis.opd.hint_function import HintFunction
 from tentalis.rewards.answer_judge import CRITERION
 from tentalis.rewards.chat import ChatEndpoint, NoApiKey
-from tentalis.rewards.functions import BadFunction, FunctionScorer, FunctionSettings
 from tentalis.rewards.functions.arguments import missing_columns
+from tentalis.rewards.functions.errors import BadFunction
+from tentalis.rewards.functions.scorer import FunctionScorer, FunctionSettings
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
 from tentalis.rewards.verdict import Scorer

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from schemas.ids import derived_id
 from schemas.records import Result, Sampling, Status, Task
-from tentalis import rewards
 from tentalis.agents.environments import Environment
 from tentalis.agents.scenarios.prompt_file import Prompt
 from tentalis.agents.scenarios.prompts import PromptScenario, messages_of
@@ -20,10 +19,11 @@ from tentalis.inference.result import result_of
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.candidates import Candidates
 from tentalis.policies.served import ServedVersions
-from tentalis.rewards import FeedbackJudge, Judge, Scorer, Verdict
+from tentalis.rewards import registry
 from tentalis.rewards.episode import EpisodeScorer
-from tentalis.rewards.functions import OutOfRange
+from tentalis.rewards.functions.errors import OutOfRange
 from tentalis.rewards.thread_runner import time_limit_of, verify_in_thread
+from tentalis.rewards.verdict import FeedbackJudge, Judge, Scorer, Verdict
 from tentalis.text.timestamps import now_ms
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ async def _answer(client: OpenAIClient, model: str, task: Task, asked: Asked) ->
 
 
 async def _scored(task: Task, result: Result) -> ScoredAnswer:
-    scorer = rewards.scorer_of(task)
+    scorer = registry.scorer_of(task)
     assert scorer is not None, "the task names a verifier"
     try:
         scorer.check(task)

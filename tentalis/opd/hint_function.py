@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from schemas.records import Result
-from tentalis.rewards.functions import FunctionScorer, FunctionSettings
 from tentalis.rewards.functions.arguments import missing_columns
-from tentalis.rewards.functions.scorer import FunctionData
+from tentalis.rewards.functions.scorer import FunctionData, FunctionScorer, FunctionSettings
 from tentalis.rewards.verdict import data_of
 
 

@@ -23,7 +23,8 @@ from tentalis.kafka.offsets import end_offsets
 from tentalis.policies.guard import GuardEvidence, GuardLimits
 from tentalis.policies.guard_statistics import distinct_n, similarity_across
 from tentalis.policies.trial_judge import TrialJudge
-from tentalis.rewards import FeedbackJudge, Judge, RewardError, Verdict, scorer_of, verify
+from tentalis.rewards.registry import scorer_of, verify
+from tentalis.rewards.verdict import FeedbackJudge, Judge, RewardError, Verdict
 from tentalis.rewards.votes import NoVote
 from tentalis.service.settings import Settings
 

@@ -28,8 +28,8 @@ from tentalis.policies.guardian import Guardian
 from tentalis.policies.live import LiveRollouts
 from tentalis.policies.replica import AdapterRejected, AdapterServer
 from tentalis.policies.sync import AdapterSync, ServerAck
-from tentalis.rewards import ScorerAway
 from tentalis.rewards.chat import NoApiKey
+from tentalis.rewards.verdict import ScorerAway
 from tentalis.rewards.votes import NoVote
 from tentalis.service import tracing
 from tentalis.service.health import Health, LoopWatch, served

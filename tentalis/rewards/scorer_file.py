@@ -16,7 +16,8 @@ from tentalis.rewards.chat import ChatClient, ChatEndpoint, NoApiKey
 from tentalis.rewards.combined import CombinedScorer, CombinedSettings
 from tentalis.rewards.composite import CompositeScorer, CompositeSettings
 from tentalis.rewards.custom import BadTarget, CustomSettings, custom_scorer
-from tentalis.rewards.functions import BadFunction, FunctionScorer, FunctionSettings
+from tentalis.rewards.functions.errors import BadFunction
+from tentalis.rewards.functions.scorer import FunctionScorer, FunctionSettings
 from tentalis.rewards.next_state import NextStateJudge, NextStateSettings
 from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.step_judge import StepJudge, StepJudgeSettings

@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from schemas.records import Verifier
-from tentalis.rewards.functions import FunctionError
+from tentalis.rewards.functions.errors import FunctionError
 from tentalis.rewards.math_verify import MathVerifyVerifier
 from tentalis.rewards.mathematics import BoxedMathVerifier
 from tests.bench.lab import log, report

@@ -34,8 +34,9 @@ from streams.apps.aggregation.core import Bucket, Event, TopicFold, Window, chan
 from streams.runtime.decoding import INVALID, Skipped, dead, decoded, output
 from streams.runtime.metrics import SKIPPED, STREAM_DECODE_SECONDS
 from streams.runtime.processor import Effects, LogRecord, OutputRecord, in_turns
-from tentalis import rewards
 from tentalis.kafka import topology
+from tentalis.rewards import registry
+from tentalis.rewards.grade import grade
 from tentalis.rewards.moments import Moments
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
@@ -71,7 +72,7 @@ def outcome_event(outcome: Outcome, offset: int, timestamp: int) -> Event:
 
 def feedback_event(feedback: Feedback, offset: int, timestamp: int) -> Event | None:
     """Converts a feedback into the event that its window adds; None if it has no grade or no result."""
-    reward = rewards.grade(feedback)
+    reward = grade(feedback)
     if feedback.result is None or reward is None:
         return None
     return Event(
@@ -199,12 +200,12 @@ class Aggregation:
     def _event(self, record: LogRecord) -> Event | None:
         if record.topic == topics.OUTCOMES:
             outcome = decoded(self._codec, record, Outcome)
-            rewards.check_environment(outcome.head.environment)
+            registry.check_environment(outcome.head.environment)
             return outcome_event(outcome, record.offset, record.timestamp)
         feedback = decoded(self._codec, record, Feedback)
         if feedback.result is not None:
-            rewards.check_environment(feedback.result.task.environment)
-        elif rewards.grade(feedback) is not None:
+            registry.check_environment(feedback.result.task.environment)
+        elif grade(feedback) is not None:
             self.bare += 1
         return feedback_event(feedback, record.offset, record.timestamp)
 

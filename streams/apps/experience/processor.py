@@ -38,7 +38,7 @@ from tentalis.opd import Teacher, TeacherRefused
 from tentalis.opd.config import BadHinters, Hinters
 from tentalis.opd.lesson import Lesson, LessonJudge
 from tentalis.opd.verdict import VoteStatus
-from tentalis.rewards import ScorerAway
+from tentalis.rewards.verdict import ScorerAway
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
 

@@ -48,7 +48,7 @@ from tentalis.inference.replicas.router import ReplicaRouter
 from tentalis.kafka import topology
 from tentalis.opd import Hinter, HintProposal, RuleHinter, Teacher, TeacherRefused
 from tentalis.opd.config import ANY_ENVIRONMENT, Hinters
-from tentalis.rewards import ScorerAway
+from tentalis.rewards.verdict import ScorerAway
 from tentalis.service import tracing
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings

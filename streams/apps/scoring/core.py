@@ -3,10 +3,11 @@
 from schemas.ids import derived_id
 from schemas.records import Feedback, Open, Opens, Score, Status, Task, sample_of
 from streams.fold.halves import named, opened_at
-from tentalis import rewards
-from tentalis.rewards import INFRASTRUCTURE_FAILED, FeedbackJudge, RewardError, Verdict, grade
+from tentalis.rewards import registry
 from tentalis.rewards.explicit import GRADERS, OverruledJudge, explicit_grade
+from tentalis.rewards.grade import grade
 from tentalis.rewards.score import verdict_fields
+from tentalis.rewards.verdict import INFRASTRUCTURE_FAILED, FeedbackJudge, RewardError, Verdict
 
 FEEDBACK_SCORER = "feedback/1"
 
@@ -55,7 +56,7 @@ def judge_of(feedback: Feedback) -> FeedbackJudge | None:
     if result is None or feedback.source is not result.task.terms.rl or result.status is Status.INFRA:
         return None
     try:
-        scorer = rewards.scorer_of(result.task)
+        scorer = registry.scorer_of(result.task)
         if scorer is not None:
             scorer.check(result.task)
     except RewardError:
@@ -106,7 +107,7 @@ def _graded(feedback: Feedback, task: Task) -> Verdict:
         return Verdict(None)
     if feedback.source is not task.terms.rl and feedback.source in GRADERS:
         try:
-            scorer = rewards.scorer_of(task)
+            scorer = registry.scorer_of(task)
         except RewardError:
             scorer = None  # the dead letters of the task and its result report the error
         if isinstance(scorer, OverruledJudge):

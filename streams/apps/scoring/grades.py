@@ -20,8 +20,9 @@ from streams.fold.recent_results import OffsetRef
 from streams.runtime.decoding import decoded
 from streams.runtime.log_reader import LogReader
 from streams.runtime.processor import Change, LogRecord, applied_offset, payload_of, stamped
-from tentalis import rewards
-from tentalis.rewards import GradingJudge, RewardError
+from tentalis.rewards import registry
+from tentalis.rewards.grade import grade
+from tentalis.rewards.verdict import GradingJudge, RewardError
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +120,8 @@ class Grades:
         """Adds feedback if it is a grade that a reward may have as a part."""
         graded = self._partitions[partition]
         graded.passed(record.timestamp)
-        if rewards.grade(feedback) is not None and (
-            rewards.has_grading_judge() if feedback.result is None else _is_part(feedback)
+        if grade(feedback) is not None and (
+            registry.has_grading_judge() if feedback.result is None else _is_part(feedback)
         ):
             graded.add(OffsetRef(record.offset, record.timestamp, id_hash(feedback.task_id)))
 
@@ -135,7 +136,7 @@ class Grades:
                 log.error("%s[%d]@%d is lost: extend its retention", topics.FEEDBACK, partition, each.offset)
                 continue
             feedback = decoded(self._codec, there, Feedback)
-            value = rewards.grade(feedback)
+            value = grade(feedback)
             ours = feedback.task_id == result.task.task_id and feedback.sample_index in (None, result.sample_index)
             if ours and value is not None and feedback.source is not paired.feedback.source:
                 found.setdefault(feedback.source, value)
@@ -147,7 +148,7 @@ def _is_part(feedback: Feedback) -> bool:
     if feedback.result is None or feedback.source is feedback.result.task.terms.rl:
         return False
     try:
-        scorer = rewards.scorer_of(feedback.result.task)
+        scorer = registry.scorer_of(feedback.result.task)
     except RewardError:
         return False  # the dead letters of the task and its result report the error
     return isinstance(scorer, GradingJudge) and feedback.source in scorer.graders

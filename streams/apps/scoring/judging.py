@@ -13,11 +13,19 @@ from functools import partial
 from schemas.records import Feedback, Result, Source
 from streams.runtime.call_cache import CallSlots
 from streams.runtime.processor import Retryable
-from tentalis import rewards
-from tentalis.rewards import FeedbackJudge, GradingJudge, Judge, RewardError, Scorer, ScorerAway, Verdict
+from tentalis.rewards import registry
 from tentalis.rewards.call import call_scorer
 from tentalis.rewards.thread_runner import THREAD_S
-from tentalis.rewards.verdict import checked_verdict
+from tentalis.rewards.verdict import (
+    FeedbackJudge,
+    GradingJudge,
+    Judge,
+    RewardError,
+    Scorer,
+    ScorerAway,
+    Verdict,
+    checked_verdict,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +57,8 @@ class Judging:
 
     def at_once(self, result: Result) -> Verdict | None:
         """Returns the verdict if that needs no slow call, else None. Raises RewardError for a malformed task."""
-        scorer = rewards.scorer_of(result.task)
-        verdict = rewards.settled_verdict(scorer, result)
+        scorer = registry.scorer_of(result.task)
+        verdict = registry.settled_verdict(scorer, result)
         if verdict is not None or scorer is None:
             return verdict
         if isinstance(scorer, Judge | FeedbackJudge) or scorer.slow:
@@ -77,9 +85,9 @@ class Judging:
             RewardError: the task is malformed.
             Retryable: an external service is unavailable.
         """
-        scorer = rewards.scorer_of(result.task)
+        scorer = registry.scorer_of(result.task)
         assert scorer is not None
-        settled = None if feedback is None else rewards.settled_verdict(scorer, result)
+        settled = None if feedback is None else registry.settled_verdict(scorer, result)
         if settled is not None:
             return settled
         try:

@@ -32,10 +32,10 @@ from streams.runtime.decoding import INVALID, Skipped, dead, decoded, output
 from streams.runtime.log_reader import KafkaLogReader
 from streams.runtime.metrics import SKIPPED, STREAM_DECODE_SECONDS
 from streams.runtime.processor import Effects, LogRecord, OutputRecord, in_turns
-from tentalis import rewards
 from tentalis.kafka import topology
-from tentalis.rewards import FeedbackJudge, GradingJudge, Verdict
+from tentalis.rewards import registry
 from tentalis.rewards.score import score_of_result
+from tentalis.rewards.verdict import FeedbackJudge, GradingJudge, Verdict
 from tentalis.service import tracing
 from tentalis.service.metrics import Exporter
 from tentalis.service.settings import Settings
@@ -73,7 +73,7 @@ class Scoring:
     @property
     def steps(self) -> int:
         """Slow calls answered so far, and votes and other progress within them."""
-        return sum(self._judging.ended.values()) + sum(_votes().values()) + rewards.inner_steps()
+        return sum(self._judging.ended.values()) + sum(_votes().values()) + registry.inner_steps()
 
     def asking(self, partition: int) -> bool:
         """Returns true if a batch waits for slow calls."""
@@ -162,19 +162,19 @@ class Scoring:
         async for record in in_turns(records):
             try:
                 result = decoded(self._codec, record, Result)
-                rewards.check(result.task)
+                registry.check(result.task)
                 if result.task.terms.rl is Source.RESULT:
                     scored.append((result, record.timestamp, self._judging.at_once(result)))
             except INVALID as error:
                 effects.dead.append(dead(record, error))
         slow = [
-            ((result.result_id, rewards.scorer_name(result.task), None), partial(self._judging.slowly, result))
+            ((result.result_id, registry.scorer_name(result.task), None), partial(self._judging.slowly, result))
             for result, _, verdict in scored
             if verdict is None
         ]
         later = iter(await self._verdicts.ask(partition, slow))
         return [
-            score_of_result(result, verdict or next(later), rewards.scorer_name(result.task), appended)
+            score_of_result(result, verdict or next(later), registry.scorer_name(result.task), appended)
             for result, appended, verdict in scored
         ]
 
@@ -183,7 +183,7 @@ class Scoring:
         for record in records:
             try:
                 task = decoded(self._codec, record, Task)
-                rewards.check(task)
+                registry.check(task)
             except INVALID as error:
                 effects.dead.append(dead(record, error))
                 continue
@@ -237,12 +237,14 @@ class Scoring:
 
 def _votes() -> dict[tuple[str, ...], int]:
     return {
-        (scorer, kind): count for scorer, tally in rewards.vote_counts().items() for kind, count in tally.counts.items()
+        (scorer, kind): count
+        for scorer, tally in registry.vote_counts().items()
+        for kind, count in tally.counts.items()
     }
 
 
 def _unparsable() -> dict[tuple[str, ...], float]:
-    return {(scorer,): tally.unparsable_ratio for scorer, tally in rewards.vote_counts().items()}
+    return {(scorer,): tally.unparsable_ratio for scorer, tally in registry.vote_counts().items()}
 
 
 def build(settings: Settings, *, feedback_horizon_ms: int = HORIZON_MS) -> Scoring:
@@ -253,7 +255,7 @@ def build(settings: Settings, *, feedback_horizon_ms: int = HORIZON_MS) -> Scori
     """
     from tentalis.kafka.codec import make_codec
 
-    rewards.load_plugins()
+    registry.load_plugins()
     codec = make_codec(settings, patience=0.0)
     if not feedback_horizon_ms:
         return Scoring(codec)

@@ -17,10 +17,10 @@ from schemas.problems import problems
 from tentalis.agents.environments.folders import remove_abandoned
 from tentalis.agents.environments.protocol import Environment, EnvironmentMaker, EnvironmentOptions
 from tentalis.agents.sandbox import choose_wall
-from tentalis.rewards import UnknownEnvironment, check_environment, declared_environments
 from tentalis.rewards.environment_file import BadEnvironmentFile, DeclaredEnvironment, EnvironmentLimits
 from tentalis.rewards.episode import ENVIRONMENT_GROUP
-from tentalis.rewards.verdict import VerifierData
+from tentalis.rewards.registry import check_environment, declared_environments
+from tentalis.rewards.verdict import UnknownEnvironment, VerifierData
 from tentalis.service import variables
 from tentalis.service.packages import require
 

@@ -10,8 +10,8 @@ from schemas.problems import problems
 from schemas.records import Message, Task, Verifier
 from tentalis.agents.environments.registry import data_problem
 from tentalis.agents.pool.refusals import PoolError
-from tentalis.rewards import declared_environments
 from tentalis.rewards.environment_file import EPISODE, TAKES_TASKS
+from tentalis.rewards.registry import declared_environments
 
 
 def task_of(environment: str, task_id: str, now_ms: int, meta: Mapping[str, Any]) -> Task:

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from schemas.records import Feedback, Message, Polarity, Result, Sampling, Source, Status, Terms, Verifier
 from tentalis.agents.scenarios.base import Question, seeded, shuffled_pick
-from tentalis.rewards import complaint
+from tentalis.rewards.registry import complaint
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from tentalis.agents.scenarios.base import Question
 from tentalis.agents.scenarios.permutation import permuted
 from tentalis.agents.scenarios.prompt_file import BadPrompts, Prompt, PromptFile, file_digest
 from tentalis.opd.hint_function import HintColumn, HintFunction, HintProvider
-from tentalis.rewards.functions import BadFunction, FunctionError, FunctionSettings
+from tentalis.rewards.functions.errors import BadFunction, FunctionError
+from tentalis.rewards.functions.scorer import FunctionSettings
 from tentalis.rewards.verdict import ScorerAway
 from tentalis.service.lifecycle import Unmendable
 

@@ -38,8 +38,8 @@ def env_pool(
     from tentalis.agents.environments.registry import BadEnvironment, prepared_environment
     from tentalis.agents.pool.leases import PoolLimits
     from tentalis.agents.pool.process import serve
-    from tentalis.rewards import declared_environments
     from tentalis.rewards.environment_file import TAKES_SERVER
+    from tentalis.rewards.registry import declared_environments
 
     key = variables.ENV_POOL_KEY.read()
     if key is None and host not in LOOPBACK:

@@ -13,7 +13,7 @@ from tentalis.service import variables
 
 def _use_environments(path: Path | None) -> Path | None:
     if path is not None:
-        from tentalis.rewards import use_environments
+        from tentalis.rewards.registry import use_environments
 
         use_environments(path)
     return path

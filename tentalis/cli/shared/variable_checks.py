@@ -37,7 +37,7 @@ def _scorers(path: Path) -> None:
 
 
 def _environments(path: Path) -> None:
-    from tentalis.rewards import use_environments
+    from tentalis.rewards.registry import use_environments
 
     use_environments(path)
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from schemas.problems import problems
-from tentalis import rewards
 from tentalis.gateway.http.errors import APIError
+from tentalis.rewards.verdict import RewardError, UnknownVerifier
 
 
 @contextmanager
@@ -17,9 +17,9 @@ def validation_as_api_errors() -> Iterator[None]:
         yield
     except ValidationError as error:
         raise APIError(422, problems(error, "body")) from None
-    except rewards.UnknownVerifier as error:
+    except UnknownVerifier as error:
         raise APIError(404, str(error)) from error
-    except (rewards.RewardError, OverflowError) as error:
+    except (RewardError, OverflowError) as error:
         raise APIError(422, str(error)) from error
 
 

@@ -13,7 +13,6 @@ from pydantic import Field, TypeAdapter
 from schemas import topics
 from schemas.ids import derived_id, turn_task_id
 from schemas.records import Feedback, SessionEvent, Task
-from tentalis import rewards
 from tentalis.gateway.api import log_ids, mapping
 from tentalis.gateway.api.bodies import (
     Assigned,
@@ -45,6 +44,7 @@ from tentalis.gateway.calls.session_id import namespaced
 from tentalis.gateway.http.errors import APIError
 from tentalis.gateway.http.key_limits import KeyLimits
 from tentalis.gateway.http.keys import Caller
+from tentalis.rewards import registry
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.text.timestamps import now_ms
 
@@ -146,7 +146,7 @@ class Bridge:
                 user_id=user_id or None,
                 environments=list(ENVIRONMENTS),
             )
-            rewards.check(task)
+            registry.check(task)
         self._check_policy_access(caller, task.policy)
         await self._writer.append_once(topics.TASKS, task)
         return Assigned(task_id=given_id, topic=topics.TASKS)

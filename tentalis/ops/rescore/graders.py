@@ -6,10 +6,19 @@ from typing import Protocol
 from schemas.records import Ending, Result, Verifier
 from tentalis.agents.environments import EnvironmentFault, EnvironmentOptions
 from tentalis.ops.rescore.core import BadScorerLabel, ScorerLabel
-from tentalis.rewards import FeedbackJudge, Judge, ResultVerifier, RewardError, Scorer, Verdict, registry
+from tentalis.rewards import registry
 from tentalis.rewards.call import call_scorer
 from tentalis.rewards.episode import REWARD, EpisodeScorer
-from tentalis.rewards.verdict import BadVerdict, checked_verdict
+from tentalis.rewards.verdict import (
+    BadVerdict,
+    FeedbackJudge,
+    Judge,
+    ResultVerifier,
+    RewardError,
+    Scorer,
+    Verdict,
+    checked_verdict,
+)
 from tentalis.service.packages import require
 
 EPISODE_GRADERS = frozenset({("swe", "tests"), ("terminal", "checks"), ("toolcall", "answer")})

@@ -21,8 +21,8 @@ from tentalis.ops.rescore.core import (
     planned_tasks,
 )
 from tentalis.ops.rescore.graders import Grader, LeftOut
-from tentalis.rewards import ScorerAway
 from tentalis.rewards.score import score_of_result
+from tentalis.rewards.verdict import ScorerAway
 from tentalis.service.packages import MissingExtra
 from tentalis.service.settings import Settings
 from tentalis.storage.errors import StorageError

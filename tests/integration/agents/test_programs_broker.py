@@ -25,7 +25,6 @@ from schemas.records import (
     Verifier,
 )
 from schemas.tensors import float32_view, int32_view, uint8_view
-from tentalis import rewards
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.sandbox import WallMissing
 from tentalis.agents.workers import EpisodeLimits, episodes
@@ -33,6 +32,7 @@ from tentalis.agents.workers.process import Worker, WorkerOptions
 from tentalis.gateway.recording.event_log import EventLog
 from tentalis.inference.episode_secret import FILE_NAME
 from tentalis.kafka.codec import make_codec
+from tentalis.rewards import registry
 from tentalis.service.settings import Settings
 from tests.support.apps_lab import Apps
 from tests.support.chat_backend import ChatScript, chat_backend
@@ -99,7 +99,7 @@ def pong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file.write_text(textwrap.dedent(FILE))
     monkeypatch.setenv("TENTALIS_ENVIRONMENT_FILE", str(file))
     monkeypatch.setattr(episodes, "FIRST_PAUSE_S", 0.0)
-    rewards.use_environments(file)
+    registry.use_environments(file)
     try:
         prepared_environment("pong")
     except WallMissing as error:

@@ -14,8 +14,8 @@ from streams.apps.scoring.core import opened_by_task
 from tentalis.kafka import topology
 from tentalis.kafka.codec import make_codec
 from tentalis.local.broker import EmbeddedBroker
-from tentalis.rewards import Verdict
 from tentalis.rewards.score import score_of_result
+from tentalis.rewards.verdict import Verdict
 from tentalis.text.timestamps import now_ms
 from tests.support import forget_lab
 from tests.support.forget_lab import POLICY, RUN

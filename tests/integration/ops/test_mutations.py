@@ -29,8 +29,8 @@ from tentalis.kafka.config import client_config
 from tentalis.kafka.groups import group_names
 from tentalis.kafka.offsets import commit_offsets, end_offsets
 from tentalis.local.state import StateDir
-from tentalis.rewards import Verdict
 from tentalis.rewards.score import score_of_result
+from tentalis.rewards.verdict import Verdict
 from tests.support import ROOT
 from tests.support.commands import ADDITIONS, LEAVES, MUTATIONS, options
 from tests.support.kafka_fixture import Kafka, eventually

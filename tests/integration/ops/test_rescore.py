@@ -13,8 +13,8 @@ from tentalis.kafka.admin import ensure
 from tentalis.kafka.codec import make_codec
 from tentalis.kafka.producer import Publisher
 from tentalis.kafka.reader import records_to_end
-from tentalis.rewards import Verdict
 from tentalis.rewards.score import score_of_result
+from tentalis.rewards.verdict import Verdict
 from tentalis.service.settings import Settings
 from tests.support import loop_records
 from tests.support.kafka_fixture import Kafka

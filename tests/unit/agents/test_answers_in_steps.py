@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from schemas.records import Ending, Message, Result, Status, Task, Verifier
-from tentalis import rewards
 from tentalis.agents.environments import Environment, EnvironmentFault, EnvironmentOptions
 from tentalis.agents.environments.echo import EchoEnvironment
 from tentalis.agents.environments.llm import LlmEnvironment
@@ -16,6 +15,7 @@ from tentalis.agents.environments.registry import has_episodes, prepared_environ
 from tentalis.agents.environments.step_tags import INSTRUCTIONS, steps_or_whole, tagged_steps
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.policies.served import ServedVersions
+from tentalis.rewards import registry
 from tentalis.rewards.steps import spans_of, steps_of
 from tests.support.episode_server import EpisodeServer, decoded
 from tests.support.loop_records import T0, ack, task
@@ -122,19 +122,19 @@ def test_the_verifiers_grade_the_answer_and_not_the_steps(
     verifier: str, data: dict[str, Any], right: str, wrong: str
 ) -> None:
     of = asked("llm", verifier, data)
-    rewards_of = [rewards.verify(of, answered(LlmEnvironment, of, text)).reward for text in (right, wrong, "")]
+    rewards_of = [registry.verify(of, answered(LlmEnvironment, of, text)).reward for text in (right, wrong, "")]
     assert rewards_of == [1.0, 0.0, 0.0]
 
 
 def test_a_truncated_answer_is_one_step() -> None:
     of = asked("llm", "episode", {"answer": "42"})
     result = answered(LlmEnvironment, of, "<step>a</step><step>b", finish="length")
-    assert result.steps == ("<step>a</step><step>b",) and rewards.verify(of, result).reward == 0.0
+    assert result.steps == ("<step>a</step><step>b",) and registry.verify(of, result).reward == 0.0
 
 
 def test_without_a_reference_the_reward_is_unknown() -> None:
     of = asked("llm", "episode", {})
-    verdict = rewards.verify(of, answered(LlmEnvironment, of, EXPERT))
+    verdict = registry.verify(of, answered(LlmEnvironment, of, EXPERT))
     assert verdict.reward is None and verdict.components["tagged_steps"] == 2.0
 
 
@@ -163,7 +163,7 @@ def test_echo_rewards_the_last_message_of_the_user_and_nothing_else() -> None:
     )
     of = asked("echo", "episode", {}, *said)
     turns = ("Repeat\nthis.", "First.", "")
-    graded = [rewards.verify(of, answered(EchoEnvironment, of, text)).reward for text in turns]
+    graded = [registry.verify(of, answered(EchoEnvironment, of, text)).reward for text in turns]
     assert graded == [1.0, 0.0, 0.0]
     assert answered(EchoEnvironment, of, "Repeat\nthis.").steps == ("Repeat\nthis.",)
 
@@ -193,5 +193,5 @@ def test_a_task_that_says_nothing_cannot_be_echoed() -> None:
 
 def test_both_are_known() -> None:
     assert has_episodes("echo") and has_episodes("llm")
-    rewards.check_environment("echo")
-    rewards.check_environment("llm")
+    registry.check_environment("echo")
+    registry.check_environment("llm")

@@ -14,7 +14,6 @@ import yaml
 from typer.testing import CliRunner
 
 from schemas.records import Verifier
-from tentalis import rewards
 from tentalis.agents.environments.registry import (
     BUILT_IN,
     DATA,
@@ -31,6 +30,7 @@ from tentalis.cli.shared.variable_checks import variable_problems
 from tentalis.rewards import registry
 from tentalis.rewards.environment_file import BadEnvironmentFile
 from tentalis.rewards.style_scorer import StyleScorer
+from tentalis.rewards.verdict import UnknownEnvironment
 from tentalis.service import variables
 from tentalis.service.settings import Settings
 from tests.support import ROOT
@@ -94,14 +94,14 @@ def test_an_environment_without_episodes_is_one_answer_with_the_reward_of_its_ve
 def test_the_variable_is_enough_for_a_process_that_checks_environments(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(rewards.UnknownEnvironment):
-        rewards.check_environment("capitals")
+    with pytest.raises(UnknownEnvironment):
+        registry.check_environment("capitals")
     monkeypatch.setenv(variables.ENVIRONMENT_FILE.name, str(file))
     registry.load_plugins.cache_clear()
     try:
-        rewards.check_environment("capitals")
+        registry.check_environment("capitals")
         of = task(environment="sums", n=1, verifier=Verifier(name="math_verify", data='{"answer": "42"}'))
-        assert rewards.verify(of, result(of, text="\\boxed{42}")).reward == 1.0
+        assert registry.verify(of, result(of, text="\\boxed{42}")).reward == 1.0
         assert has_episodes("capitals") and not has_episodes("sums")
         assert prepared_environment("sums") is None
     finally:
@@ -116,7 +116,7 @@ def test_a_worker_of_an_unknown_environment_does_not_start() -> None:
 
 def test_what_one_completion_answers_is_prepared_without_episodes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ENVIRONMENTS, "garden", {"weeding": StyleScorer()})  # as a package's scorer does
-    rewards.use_environments(file)
+    registry.use_environments(file)
     assert [prepared_environment(name) for name in ("chat", "math", "garden", "sums")] == [None] * 4
 
 
@@ -153,21 +153,21 @@ def test_each_built_in_environment_with_episodes_has_a_maker_its_data_and_a_scor
 
 
 def test_limits_of_the_command_come_before_those_of_the_file(file: Path) -> None:
-    rewards.use_environments(file)
+    registry.use_environments(file)
     assert EpisodeLimits.of("capitals") == EpisodeLimits(4, 16, 60.0, 2)
     assert EpisodeLimits.of("capitals", 3, 9, 5.0, 1) == EpisodeLimits(9, 3, 5.0, 1)
     assert EpisodeLimits.of("toolcall") == EpisodeLimits() and default_turns("terminal") == 50
     plain = {"long": {"base": "terminal"}}
     file.write_text(yaml.safe_dump({"environments": plain}), encoding="utf-8")
-    rewards.use_environments(file)
+    registry.use_environments(file)
     assert default_turns("long") == 50, "the base's"
-    with pytest.raises(rewards.UnknownEnvironment):
-        rewards.check_environment("capitals")
+    with pytest.raises(UnknownEnvironment):
+        registry.check_environment("capitals")
 
 
 def test_a_file_is_read_again_with_the_same_names(file: Path) -> None:
-    rewards.use_environments(file)
-    rewards.use_environments(file)
+    registry.use_environments(file)
+    registry.use_environments(file)
     assert [entry.name for entry in known_environments()].count("capitals") == 1
 
 
@@ -192,7 +192,7 @@ def test_the_environment_of_a_package_is_a_base(file: Path, tmp_path: Path, monk
 def bad(file: Path, text: str) -> str:
     file.write_text(text, encoding="utf-8")
     with pytest.raises(BadEnvironmentFile) as found:
-        rewards.use_environments(file)
+        registry.use_environments(file)
     return str(found.value)
 
 
@@ -244,13 +244,13 @@ def test_data_and_tools_are_checked_when_an_episode_is_prepared(
     file: Path, entry: dict[str, Any], problem: str
 ) -> None:
     file.write_text(yaml.safe_dump({"environments": {"a": entry}}), encoding="utf-8")
-    rewards.use_environments(file)
+    registry.use_environments(file)
     with pytest.raises(ValueError, match=problem):
         prepared_environment("a", allow_unsandboxed=True)
 
 
 def test_tools_of_the_command_beside_those_of_the_file_are_refused(file: Path) -> None:
-    rewards.use_environments(file)
+    registry.use_environments(file)
     with pytest.raises(BadEnvironmentFile, match=r"capitals\.tools: .*leave --tools \(TOOLS_CONFIG\) out"):
         prepared_environment("capitals", tools=file, allow_unsandboxed=True)
 

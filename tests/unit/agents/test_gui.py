@@ -30,7 +30,7 @@ from tentalis.agents.sandbox.no_wall import NoWall
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.cli.main import app
 from tentalis.policies.served import ServedVersions
-from tentalis.rewards import verify
+from tentalis.rewards.registry import verify
 from tentalis.storage.attachments import AttachmentStore, read_attachment
 from tentalis.storage.location import Location
 from tests.support import ROOT

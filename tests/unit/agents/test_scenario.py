@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from schemas.records import Polarity, Result, Source, Status, Task, Terms
-from tentalis import rewards
 from tentalis.agents.scenarios import NAMES, Scenario, UnknownScenario, make_scenario
 from tentalis.agents.scenarios.assistant import SHOWCASE, USERS, questions, voiced
+from tentalis.rewards import registry
 from tests.support.loop_records import T0, result, task
 
 
@@ -52,7 +52,7 @@ def test_every_user_gets_to_ask() -> None:
 def test_what_a_scenario_asks_can_be_verified_by_its_environment(name: str) -> None:
     scenario = make_scenario(name)
     for index in range(20):
-        rewards.check(task_of(scenario, index))
+        registry.check(task_of(scenario, index))
     assert scenario.owes_feedback == (scenario.terms.opd is not None)
     assert len(scenario.showcase) == 3
 
@@ -69,7 +69,7 @@ def test_a_complaint_names_what_is_wrong_and_praise_has_no_words() -> None:
     assert said.text and said.result == bad and said.author == bad.task.user_id
     asked = bad.task.messages[0].content
     good = answered(scenario, f"You want to know this: {asked[:-1].lower()}, and the answer is that it is very simple.")
-    if rewards.complaint(good.task, good) is None:
+    if registry.complaint(good.task, good) is None:
         content = scenario.feedback(good, "f", T0)
         assert (content.polarity, content.text) == (Polarity.POSITIVE, "")
 
@@ -91,8 +91,8 @@ def test_arithmetic_has_right_and_wrong_answers() -> None:
     scenario = make_scenario("math")
     of = task_of(scenario, 3)
     right = json.loads(of.verifier.data)["entry"]["answer"] if of.verifier else ""
-    assert rewards.verify(of, result(of, 0, text=right)).reward == 1.0
-    assert (rewards.verify(of, result(of, 0, text=str(int(right) + 1))).reward or 0.0) < 1.0
+    assert registry.verify(of, result(of, 0, text=right)).reward == 1.0
+    assert (registry.verify(of, result(of, 0, text=str(int(right) + 1))).reward or 0.0) < 1.0
     assert scenario.terms == Terms(rl=Source.RESULT, opd=None, deadline_ms=scenario.terms.deadline_ms)
 
 
@@ -106,7 +106,7 @@ def test_gsm8k_from_a_folder(tmp_path: Path) -> None:
     scenario = make_scenario("math", gsm8k(tmp_path, lines))
     of = task_of(scenario, 0)
     number = json.loads(of.verifier.data)["answer"] if of.verifier else ""
-    assert rewards.verify(of, result(of, 0, text=f"It is easy.\n#### {number}")).reward == 1.0
+    assert registry.verify(of, result(of, 0, text=f"It is easy.\n#### {number}")).reward == 1.0
     asked = {scenario.question("r", i).messages[0].content for i in range(7)}
     assert len(asked) == 7
     assert not asked & {shown[0].content for shown in scenario.showcase}

@@ -27,7 +27,7 @@ from tentalis.agents.sandbox import Wall
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.cli.main import app
 from tentalis.policies.served import ServedVersions
-from tentalis.rewards import verify
+from tentalis.rewards.registry import verify
 from tests.support.capabilities import output_under_rights
 from tests.support.episode_server import EpisodeServer
 from tests.support.loop_records import T0, ack, task

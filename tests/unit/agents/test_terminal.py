@@ -30,7 +30,7 @@ from tentalis.agents.sandbox import Wall, choose_wall
 from tentalis.agents.workers.episodes import EpisodeLimits, EpisodePlayer
 from tentalis.cli.main import app
 from tentalis.policies.served import ServedVersions
-from tentalis.rewards import verify
+from tentalis.rewards.registry import verify
 from tests.support.episode_server import EpisodeServer
 from tests.support.loop_records import T0, ack, task
 from tests.support.transitions import with_ending

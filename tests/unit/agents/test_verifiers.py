@@ -12,13 +12,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tentalis import rewards
 from tentalis.agents.environments import EnvironmentFault, verifiers, verifiers_process
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.environments.verifiers import VerifiersData
 from tentalis.agents.environments.verifiers_child import Refused, Turns, plain
 from tentalis.agents.environments.verifiers_process import BadVerifiersEnvironment, VerifiersProcess, VerifiersSettings
 from tentalis.cli.main import app
+from tentalis.rewards import registry
 from tests.support.environment_pages import forget_environments
 
 
@@ -32,7 +32,7 @@ def forgotten() -> Any:
 def declare(folder: Path, **entry: Any) -> Path:
     file = folder / "environments.yaml"
     file.write_text(yaml.safe_dump({"environments": {"number": {"base": "verifiers", **entry}}}))
-    rewards.use_environments(file)
+    registry.use_environments(file)
     return file
 
 

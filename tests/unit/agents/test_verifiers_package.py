@@ -17,12 +17,12 @@ import yaml
 from typer.testing import CliRunner
 
 from schemas.records import Message, Verifier
-from tentalis import rewards
 from tentalis.agents.environments import EnvironmentFault, verifiers, verifiers_process
 from tentalis.agents.environments.registry import prepared_environment
 from tentalis.agents.environments.verifiers import VerifiersEnvironment, rows_of
 from tentalis.agents.environments.verifiers_process import BadVerifiersEnvironment
 from tentalis.cli.main import app
+from tentalis.rewards import registry
 from tests.support.environment_pages import blocks, forget_environments
 from tests.support.loop_records import task
 
@@ -149,7 +149,7 @@ def declare(folder: Path, kind: str, **data: Any) -> None:
     entry = {"base": "verifiers", "python": str(PYTHON), "data": {"name": "cases", "arguments": {"kind": kind}, **data}}
     file = folder / "environments.yaml"
     file.write_text(yaml.safe_dump({"environments": {"cases": entry}}), encoding="utf-8")
-    rewards.use_environments(file)
+    registry.use_environments(file)
 
 
 def prepared(folder: Path, kind: str = "talk", **data: Any) -> VerifiersEnvironment:
@@ -162,7 +162,7 @@ def prepared(folder: Path, kind: str = "talk", **data: Any) -> VerifiersEnvironm
 
 
 async def begun(environment: VerifiersEnvironment, row: Mapping[str, Any] = ROW) -> list[str]:
-    data = dict(rewards.declared_environments()["cases"].data) | {"row": dict(row)}
+    data = dict(registry.declared_environments()["cases"].data) | {"row": dict(row)}
     asked = task().model_copy(
         update={
             "environment": "cases",
@@ -247,7 +247,7 @@ def test_a_single_turn_and_a_group_of_environments_are_played(folder: Path) -> N
 
 def test_the_rows_are_prompts_with_the_system_prompt_of_the_environment(folder: Path) -> None:
     declare(folder, "single")
-    rows = list(rows_of(rewards.declared_environments()["cases"], evaluation=False))
+    rows = list(rows_of(registry.declared_environments()["cases"], evaluation=False))
     assert [row["row"]["example_id"] for row in rows] == [0, 1, 2]
     assert rows[0]["messages"] == [
         {"role": "system", "content": "Be brief."},

@@ -25,7 +25,6 @@ from schemas.records import (
 )
 from schemas.tensors import float32_view, int32_view
 from schemas.wire.codec import Codec
-from tentalis import rewards
 from tentalis.agents.workers import policy_calls as policy_calls_module
 from tentalis.agents.workers.answer import Answerer, failed_instead, seed_of, send_fitting, without_texts
 from tentalis.agents.workers.places import Places
@@ -36,6 +35,7 @@ from tentalis.kafka.producer import checked_size
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.candidates import ISSUED_FOR, Candidates, issue_metadata
 from tentalis.policies.served import ServedVersions
+from tentalis.rewards import registry
 from tentalis.text.timestamps import now_ms
 from tests.support.loop_records import T0, ack, assignment, assignment_ack, promotion, task, update
 from tests.support.loop_server import LoopServer
@@ -165,7 +165,7 @@ def test_a_fault_of_the_server_has_an_unknown_reward(status: int, calls: int) ->
     results = within(answerer(client, served_at(1), patience=0.5).answer(task(), T0))
     assert [r.status for r in results] == [Status.INFRA] * 2 and len(answered) == calls
     assert str(status) in (results[0].error or "")
-    verdict = rewards.settled_verdict(None, results[0])
+    verdict = registry.settled_verdict(None, results[0])
     assert verdict is not None and verdict.reward is None
 
 

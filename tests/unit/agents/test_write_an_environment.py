@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tentalis import rewards
 from tentalis.agents.environments.registry import EnvironmentEntry, known_environments
 from tentalis.cli.main import app
 from tentalis.rewards import registry
@@ -31,7 +30,7 @@ def test_the_environment_of_the_page_is_found_and_played(monkeypatch: pytest.Mon
     assert re.search(r"\[score\] reward 0\.\d+", played.output)
     monkeypatch.setattr(registry, "ENVIRONMENTS", dict(registry.ENVIRONMENTS))
     registry.load_plugins.cache_clear()
-    rewards.check_environment("guess")
+    registry.check_environment("guess")
     assert list(registry.ENVIRONMENTS["guess"]) == ["episode"]
 
 

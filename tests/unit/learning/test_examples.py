@@ -19,7 +19,7 @@ from tentalis.learning.options import LearnOptions
 from tentalis.learning.runs import Data, prepare_run
 from tentalis.learning.sources import read_rows
 from tentalis.rewards.answer_judge import AnswerJudge
-from tentalis.rewards.functions import FunctionScorer, load
+from tentalis.rewards.functions.scorer import FunctionScorer, load
 from tentalis.rewards.scorer_file import load_scorers
 from tentalis.rewards.verdict import Verdict
 from tests.support import ROOT

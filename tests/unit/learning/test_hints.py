@@ -20,7 +20,7 @@ from tentalis.opd.config import load_hinters
 from tentalis.opd.hint_function import HintFunction
 from tentalis.opd.hinters import GivenHinter
 from tentalis.opd.wiring import make_hinters
-from tentalis.rewards import ScorerAway
+from tentalis.rewards.verdict import ScorerAway
 from tentalis.service.lifecycle import Unmendable
 from tests.support.loop_records import result, task
 

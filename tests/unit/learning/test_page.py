@@ -14,7 +14,7 @@ from tentalis.learning.columns import prompt_of
 from tentalis.python import learn as python_learn
 from tentalis.python.learn_arguments import checked_arguments
 from tentalis.python.learned_run import LearnedRun
-from tentalis.rewards.functions import load
+from tentalis.rewards.functions.scorer import load
 from tests.support import ROOT
 from tests.support.loop_records import result, task
 

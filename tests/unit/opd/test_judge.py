@@ -18,9 +18,9 @@ from tentalis.opd import FixedModel, RuleHinter, Teacher
 from tentalis.opd.hinters import SHOWN_CHARS, HintProposal, JudgeHinter, NoHinter, VoteSettings, judge_messages
 from tentalis.opd.select import MAX_HINTS, long_enough, one_line, select_hints
 from tentalis.opd.verdict import END, MAX_CHARS, START, HintVote, VoteStatus, last_block, vote_of
-from tentalis.rewards import ScorerAway
 from tentalis.rewards.chat import ChatClient, ChatEndpoint
 from tentalis.rewards.prompting import fenced
+from tentalis.rewards.verdict import ScorerAway
 from tentalis.service.metrics import Exporter
 from tests.support.fake_inference import FakeInference
 from tests.support.judge_server import HANG, Reply, judge_server, says

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from schemas.records import Ending, Forget, Result, Status, Task, Verifier
-from tentalis import rewards
 from tentalis.agents.environments import EnvironmentOptions
 from tentalis.agents.environments.regrading import REGRADERS
 from tentalis.agents.sandbox import Wall
@@ -21,8 +20,9 @@ from tentalis.ops.rescore.core import (
     planned_tasks,
 )
 from tentalis.ops.rescore.graders import EPISODE_GRADERS, LeftOut, RuleGrader, grader_of
-from tentalis.rewards import ScoredStep, Verdict
+from tentalis.rewards import registry
 from tentalis.rewards.score import score_of_result
+from tentalis.rewards.verdict import ScoredStep, Verdict
 from tentalis.service.settings import Settings
 from tests.support import loop_records
 from tests.support.environment_pages import forget_environments, write_environments
@@ -110,7 +110,7 @@ def test_an_episode_has_the_components_of_its_environment() -> None:
 
 
 def test_an_environment_of_a_file_has_the_checks_of_its_base(tmp_path: Path) -> None:
-    rewards.use_environments(write_environments(tmp_path))
+    registry.use_environments(write_environments(tmp_path))
     try:
         verifier = Verifier(name="episode", data='{"answer": "Lima"}')
         task = loop_records.task(environment="capitals", verifier=verifier)

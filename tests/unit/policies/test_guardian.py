@@ -24,8 +24,8 @@ from tentalis.policies.guardian import Guardian, verdict_of
 from tentalis.policies.live import ServedAnswers
 from tentalis.policies.live_windows import PAIRED_TASKS
 from tentalis.policies.process import PolicyService
-from tentalis.rewards import ScorerAway
 from tentalis.rewards.chat import ChatClient
+from tentalis.rewards.verdict import ScorerAway
 from tentalis.rewards.votes import NoVote
 from tentalis.service.settings import Settings
 from tests.support.loop_records import T0, manifest, promotion, task, update

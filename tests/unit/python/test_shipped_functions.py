@@ -12,7 +12,7 @@ import pytest
 
 from tentalis.learning.errors import LearnError
 from tentalis.python.shipped_functions import place_of, source_with_uses
-from tentalis.rewards.functions import load
+from tentalis.rewards.functions.scorer import load
 from tests.support import ROOT
 from tests.support.loop_records import result, task
 

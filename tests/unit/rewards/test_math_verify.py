@@ -7,9 +7,8 @@ from importlib.metadata import version
 import pytest
 
 from schemas.records import Verifier
-from tentalis import rewards
-from tentalis.rewards import math_verify
-from tentalis.rewards.functions import FunctionTimeout
+from tentalis.rewards import math_verify, registry
+from tentalis.rewards.functions.errors import FunctionTimeout
 from tentalis.rewards.math_verify import MathVerifyVerifier
 from tentalis.rewards.verdict import Verdict
 from tentalis.service.packages import MissingExtra
@@ -99,5 +98,5 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_it_is_a_verifier_of_the_environments_with_text_answers() -> None:
     for environment in ("math", "llm", "toolcall"):
         task = make_task(environment=environment, verifier=Verifier(name="math_verify", data='{"answer": "3"}'))
-        rewards.check(task)
-        assert rewards.scorer_name(task).startswith("math_verify/3+")
+        registry.check(task)
+        assert registry.scorer_name(task).startswith("math_verify/3+")

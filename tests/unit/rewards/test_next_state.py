@@ -16,11 +16,11 @@ from streams.apps.scoring.core import FEEDBACK_SCORER
 from streams.apps.scoring.judging import JudgeLimits, Judging
 from streams.apps.scoring.processor import Scoring
 from streams.runtime.processor import Retryable
-from tentalis import rewards
-from tentalis.rewards import BadVerifierData, Verdict
+from tentalis.rewards import registry
 from tentalis.rewards.chat import ChatClient, ChatEndpoint
 from tentalis.rewards.next_state import NextStateJudge, NextStateSettings
 from tentalis.rewards.next_state_rules import NextStateRules
+from tentalis.rewards.verdict import BadVerifierData, Verdict
 from tentalis.rewards.votes import NoVote, boxed_score, decide, is_decided
 from tentalis.service.metrics import Exporter
 from tests.support.judge_server import HANG, JudgeServer, Reply, judge_server, says
@@ -305,7 +305,7 @@ def judged_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Puts a scorer in the place of chat's next_state."""
 
     def put(scorer: Any) -> None:
-        monkeypatch.setitem(rewards.registry.ENVIRONMENTS["chat"], "next_state", scorer)
+        monkeypatch.setitem(registry.ENVIRONMENTS["chat"], "next_state", scorer)
 
     return put
 
@@ -402,5 +402,5 @@ def test_a_failed_turn_is_negative_whatever_came_next() -> None:
 def test_a_task_whose_reward_answers_to_its_result_cannot_name_a_judge_of_what_comes_next() -> None:
     task = make_task(verifier=Verifier(name="next_state"))
     with pytest.raises(BadVerifierData, match=r"terms\.rl"):
-        rewards.check(task)
-    rewards.check(turn().task)
+        registry.check(task)
+    registry.check(turn().task)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.records import Verifier
-from tentalis import rewards
+from tentalis.rewards import registry
 from tests.support.stream_records import make_result, make_task
 
 ORACLES = ("possible_answer", "example_correct_answer", "example_answer")
@@ -18,7 +18,7 @@ WITHOUT_ORACLE = {"boxnet", "rush_hour"}
 def reward_of(dataset: str, entry: dict[str, Any], answer: str, environment: str = "math") -> float | None:
     data = json.dumps({"dataset": dataset, "entry": entry})
     task = make_task(environment=environment, verifier=Verifier(name="reasoning_gym", data=data))
-    return rewards.verify(task, make_result(task, text=answer)).reward
+    return registry.verify(task, make_result(task, text=answer)).reward
 
 
 def answer_of(entry: dict[str, Any]) -> str:

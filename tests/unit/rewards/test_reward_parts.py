@@ -15,8 +15,7 @@ from schemas.records import Feedback, Message, Opens, Polarity, Result, Score, S
 from schemas.tensors import float32_view
 from streams.apps.scoring.judging import JudgeLimits, Judging
 from streams.apps.scoring.processor import Scoring
-from tentalis import rewards
-from tentalis.rewards import BadVerifierData, ScoredStep, ScorerAway, Verdict
+from tentalis.rewards import registry
 from tentalis.rewards.chat import ChatClient, ChatEndpoint
 from tentalis.rewards.combined import CombinedScorer, CombinedSettings
 from tentalis.rewards.composite import CompositeScorer, CompositeSettings, composite
@@ -25,6 +24,7 @@ from tentalis.rewards.next_state_rules import NextStateRules
 from tentalis.rewards.step_judge import StepGrade, StepJudge, StepJudgeSettings, median_grade, step_grade
 from tentalis.rewards.steps import partition, spans_of, step_starts, steps_of
 from tentalis.rewards.style_scorer import StyleScorer
+from tentalis.rewards.verdict import BadVerifierData, ScoredStep, ScorerAway, Verdict
 from tentalis.rewards.votes import NoVote
 from tentalis.rewards.weights import weighted_mean
 from tests.support.judge_server import Reply, judge_server, says
@@ -172,7 +172,7 @@ def test_the_managers_score_and_the_users_thumb_are_parts_where_the_terms_name_t
     source: Source, said: dict[str, Any], reward: float, missing: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = combined(GRADED, taste=StyleScorer())
-    monkeypatch.setitem(rewards.registry.ENVIRONMENTS["chat"], "all", scorer)
+    monkeypatch.setitem(registry.ENVIRONMENTS["chat"], "all", scorer)
     task = make_task(terms=Terms(rl=source), verifier=Verifier(name="all"))
     feedback = make_feedback(make_result(task), source=source, **{"polarity": Polarity.NONE} | said)
     effects = asyncio.run(Scoring(CODEC).process(3, [on_log(topics.FEEDBACK, feedback)]))
@@ -356,7 +356,7 @@ def test_the_trainer_takes_step_scores_for_stepwise_advantages_and_for_gae(monke
         async with judge_server(script) as server, ChatClient(ChatEndpoint(url=server.url, model="m")) as chat:
             judge = StepJudge(chat, StepJudgeSettings(kind="steps", judge="j", votes=1))
             judge._tokenizer = Letters(TEXT)
-            monkeypatch.setitem(rewards.registry.ENVIRONMENTS["chat"], "steps", judge)
+            monkeypatch.setitem(registry.ENVIRONMENTS["chat"], "steps", judge)
             task = make_task(n_samples=1, verifier=Verifier(name="steps"))
             result = stepped().model_copy(update={"task": task})
             app = Scoring(CODEC, Judging(JudgeLimits()))

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from schemas.records import Message, Status, Task, Verifier
-from tentalis import rewards
-from tentalis.rewards import BadVerifierData, UnknownEnvironment, UnknownVerifier
+from tentalis.rewards import registry
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.style_scorer import StyleData, check_style, is_plain
+from tentalis.rewards.verdict import BadVerifierData, UnknownEnvironment, UnknownVerifier, Verdict
 from tentalis.text.words import content_stems
 from tests.support.stream_records import GOOD, make_result, make_task
 
 
 def judged(answer: str, question: str = "Why do cats purr?", **fields: Any) -> Any:
     task = make_task(messages=(Message(role="user", content=question),))
-    return rewards.verify(task, make_result(task, text=answer, **fields))
+    return registry.verify(task, make_result(task, text=answer, **fields))
 
 
 # --- registry ---------------------------------------------------------------------------------------------------------
@@ -24,39 +24,39 @@ def judged(answer: str, question: str = "Why do cats purr?", **fields: Any) -> A
 
 def test_an_unknown_environment_is_refused() -> None:
     task = make_task(environment="moon")
-    for call in (rewards.check, rewards.scorer_of, rewards.scorer_name):
+    for call in (registry.check, registry.scorer_of, registry.scorer_name):
         with pytest.raises(
             UnknownEnvironment, match="'moon' is not known; the known ones are agent, chat, echo, env-pool"
         ):
             call(task)
     with pytest.raises(UnknownEnvironment):
-        rewards.verify(task, make_result(task))
+        registry.verify(task, make_result(task))
 
 
 def test_an_unknown_verifier_is_refused_and_one_of_another_environment_too() -> None:
     for name in ("nope", "gsm8k"):
         with pytest.raises(UnknownVerifier, match="has no verifier"):
-            rewards.check(make_task(verifier=Verifier(name=name)))
+            registry.check(make_task(verifier=Verifier(name=name)))
 
 
 @pytest.mark.parametrize("data", ["", "[]", "{", '{"max_words": "many"}', '{"words": 3}', '{"min_words": NaN}'])
 def test_verifier_data_that_cannot_be_read_is_refused(data: str) -> None:
     with pytest.raises(BadVerifierData, match="'taste'"):
-        rewards.check(make_task(verifier=Verifier(name="taste", data=data)))
+        registry.check(make_task(verifier=Verifier(name="taste", data=data)))
 
 
 def test_without_a_verifier_the_reward_is_unknown() -> None:
     task = make_task(verifier=None)
-    rewards.check(task)
-    verdict = rewards.verify(task, make_result(task))
+    registry.check(task)
+    verdict = registry.verify(task, make_result(task))
     assert verdict.reward is None and verdict.components == {"unverified": 1.0}
-    assert rewards.complaint(task, make_result(task)) is None
+    assert registry.complaint(task, make_result(task)) is None
 
 
 def test_a_failed_result_is_a_negative_signal() -> None:
     result = make_result(status=Status.FAILED, text="", response=())
-    assert rewards.verify(result.task, result) == rewards.Verdict(-1.0, {"failed": 1.0})
-    assert rewards.complaint(result.task, result)
+    assert registry.verify(result.task, result) == Verdict(-1.0, {"failed": 1.0})
+    assert registry.complaint(result.task, result)
 
 
 def test_scorer_names_carry_a_version() -> None:
@@ -169,13 +169,13 @@ def test_inflection_does_not_hide_the_subject() -> None:
 def test_the_question_and_the_limits_may_come_with_the_task() -> None:
     data = json.dumps({"question": "dogs", "min_words": 2, "max_words": 5})
     task = make_task(verifier=Verifier(name="taste", data=data))
-    assert rewards.verify(task, make_result(task, text="Dogs bark at strangers.")).reward == 1.0
+    assert registry.verify(task, make_result(task, text="Dogs bark at strangers.")).reward == 1.0
     assert StyleData().min_words == 6 and StyleData().max_words == 40
 
 
 def complaint(answer: str, **fields: Any) -> str | None:
     task = make_task()
-    return rewards.complaint(task, make_result(task, text=answer, **fields))
+    return registry.complaint(task, make_result(task, text=answer, **fields))
 
 
 def test_a_good_answer_gets_no_complaint() -> None:
@@ -212,7 +212,7 @@ def test_every_cheat_is_complained_about(name: str) -> None:
 
 def solved(verifier: str, data: dict[str, Any], answer: str) -> tuple[Task, Any]:
     task = make_task(environment="math", verifier=Verifier(name=verifier, data=json.dumps(data)))
-    return task, rewards.verify(task, make_result(task, text=answer))
+    return task, registry.verify(task, make_result(task, text=answer))
 
 
 @pytest.mark.parametrize(
@@ -327,6 +327,6 @@ def test_an_unknown_dataset_or_half_an_entry_is_malformed() -> None:
 
 def test_a_complaint_tells_the_reference_answer() -> None:
     task, _ = solved("gsm8k", {"answer": "... #### 18"}, "17")
-    assert "the answer is 18" in (rewards.complaint(task, make_result(task, text="17")) or "")
-    assert "no answer" in (rewards.complaint(task, make_result(task, text="hm")) or "")
-    assert rewards.complaint(task, make_result(task, text="18")) is None
+    assert "the answer is 18" in (registry.complaint(task, make_result(task, text="17")) or "")
+    assert "no answer" in (registry.complaint(task, make_result(task, text="hm")) or "")
+    assert registry.complaint(task, make_result(task, text="18")) is None

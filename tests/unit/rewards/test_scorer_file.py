@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.records import Opens, Polarity, Source, Terms, Verifier
-from tentalis import rewards
 from tentalis.cli.main import app
-from tentalis.rewards import FeedbackJudge, UnknownVerifier, scorer_file
+from tentalis.rewards import registry, scorer_file
 from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.scorer_file import BadScorers, load_scorers
+from tentalis.rewards.verdict import FeedbackJudge, UnknownVerifier
 from tentalis.service.exit_codes import ExitCode
 from tests.support import ROOT
 from tests.support.stream_records import QUESTION, make_feedback, make_result, make_task
@@ -54,9 +54,9 @@ def test_what_the_file_names_is_what_tasks_can_name(tmp_path: Path) -> None:
     assert kinds["chat.quality"] == "combined" and kinds["chat.next_state"] == "next_state"
     terms = Terms(rl=Source.NEXT_STATE, opens=Opens.FIRST_FEEDBACK)
     task = make_task(terms=terms, verifier=Verifier(name="next_state"))
-    rewards.check(task)
-    assert rewards.scorer_name(task) == names["chat.next_state"]
-    assert set(rewards.vote_counts()) == {names["chat.next_state"], names["math.steps"]}
+    registry.check(task)
+    assert registry.scorer_name(task) == names["chat.next_state"]
+    assert set(registry.vote_counts()) == {names["chat.next_state"], names["math.steps"]}
 
 
 def test_a_changed_file_makes_other_versions_of_what_it_changes(tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ def test_who_only_takes_tasks_knows_the_names_without_keys_and_leaves_the_rest_t
     path.write_text(FILE, encoding="utf-8")
     mine = make_task(verifier=Verifier(name="quality", data='{"taste": {"max_words": 9}}'))
     with pytest.raises(UnknownVerifier):
-        rewards.check(mine)
+        registry.check(mine)
     scorer_file.name_scorers(path)
-    rewards.check(mine)
-    rewards.check(make_task(verifier=Verifier(name="next_state", data="{}")))
+    registry.check(mine)
+    registry.check(make_task(verifier=Verifier(name="next_state", data="{}")))
     for environment, name in (("chat", "steps"), ("math", "quality"), ("chat", "unheard of")):
         with pytest.raises(UnknownVerifier):
-            rewards.check(make_task(environment=environment, verifier=Verifier(name=name)))
+            registry.check(make_task(environment=environment, verifier=Verifier(name=name)))
     path.write_text(FILE.replace("votes: 5", "vote: 5"), encoding="utf-8")
     with pytest.raises(BadScorers, match="did you mean votes"):
         scorer_file.name_scorers(path)

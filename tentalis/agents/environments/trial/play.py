@@ -9,12 +9,13 @@ from pydantic import ValidationError
 
 from schemas.problems import problems
 from schemas.records import Message, Result, Status, Task, Verifier
-from tentalis import rewards
 from tentalis.agents.environments.protocol import Environment, ProgramAccess, RunsProgram
 from tentalis.agents.environments.trial.relay import ProgramRelay
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
-from tentalis.rewards import BadVerifierData, declared_environments
+from tentalis.rewards import registry
+from tentalis.rewards.registry import declared_environments
+from tentalis.rewards.verdict import BadVerifierData
 from tentalis.text.timestamps import now_ms
 
 Show = Callable[[str], None]
@@ -192,11 +193,11 @@ def _rewarded(task: Task, answer: str) -> str:
         text=answer,
     )
     try:
-        rewards.check(task)
-        verdict = rewards.verify(task, result)
+        registry.check(task)
+        verdict = registry.verify(task, result)
     except BadVerifierData as error:
         return f"unknown: {error}"
-    name = rewards.scorer_name(task)
+    name = registry.scorer_name(task)
     return f"unknown by {name}" if verdict.reward is None else f"{verdict.reward:g} by {name}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.records import Verifier
-from tentalis.rewards.functions import FunctionScorer, describe
+from tentalis.rewards.functions.scorer import FunctionScorer, describe
 from tentalis.rewards.scorer_file import load_scorers
 from tests.support import ROOT
 from tests.support.stream_records import make_result, make_task

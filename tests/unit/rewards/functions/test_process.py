@@ -18,12 +18,13 @@ import pytest
 from schemas.records import Result, Verifier
 from streams.apps.scoring.judging import Judging
 from streams.runtime.call_cache import CallSlots
-from tentalis.rewards import BadVerifierData, ScorerAway, Verdict
-from tentalis.rewards.functions import BadFunction, FunctionError, FunctionScorer, FunctionTimeout, load
 from tentalis.rewards.functions.arguments import Call
+from tentalis.rewards.functions.errors import BadFunction, FunctionError, FunctionTimeout
 from tentalis.rewards.functions.process import FunctionProcess, ProcessSettings
 from tentalis.rewards.functions.reply import FunctionValue
+from tentalis.rewards.functions.scorer import FunctionScorer, load
 from tentalis.rewards.registry import ENVIRONMENTS
+from tentalis.rewards.verdict import BadVerifierData, ScorerAway, Verdict
 from tests.support import ROOT
 from tests.support.stream_records import make_result, make_task
 

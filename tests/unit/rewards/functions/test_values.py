@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tentalis.rewards import Verdict
-from tentalis.rewards.functions import OutOfRange
+from tentalis.rewards.functions.errors import OutOfRange
 from tentalis.rewards.functions.output import MAX_SHOWN, BoundedOutput
 from tentalis.rewards.functions.reply import FunctionInfo, FunctionValue
 from tentalis.rewards.functions.signature import Convention
 from tentalis.rewards.functions.total import total
 from tentalis.rewards.functions.values import BadValue, Value, listed, numbers, read
+from tentalis.rewards.verdict import Verdict
 
 
 @pytest.mark.parametrize(

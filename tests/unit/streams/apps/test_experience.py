@@ -26,7 +26,7 @@ from tentalis.inference.protocol import RequestRefused, ServerUnavailable
 from tentalis.opd import FixedModel, Teacher
 from tentalis.opd.lesson import END, START, LessonJudge, lesson_of
 from tentalis.opd.verdict import VoteStatus
-from tentalis.rewards import ScorerAway
+from tentalis.rewards.verdict import ScorerAway
 from tests.support.fake_inference import FakeInference
 from tests.support.join_support import START as JOINED
 from tests.support.join_support import fold

@@ -16,7 +16,7 @@ from streams.apps.scoring.processor import Scoring
 from streams.fold.pairing import Pairing
 from streams.fold.recent_results import OffsetRef
 from streams.runtime.processor import LogRecord
-from tentalis import rewards
+from tentalis.rewards import registry
 from tentalis.rewards.combined import CombinedScorer, CombinedSettings
 from tests.support.pairing_support import HORIZON, PARTITION, Logs
 from tests.support.stream_records import CODEC, make_feedback, make_result, make_task, read, unchecked
@@ -34,9 +34,9 @@ UP, DOWN = Polarity.POSITIVE, Polarity.NEGATIVE
 
 @pytest.fixture(autouse=True)
 def all_(monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = rewards.registry.ENVIRONMENTS["chat"]
+    chat = registry.ENVIRONMENTS["chat"]
     scorer = CombinedScorer(CombinedSettings(kind="combined", parts=PARTS), chat)
-    monkeypatch.setitem(rewards.registry.ENVIRONMENTS, "chat", {**chat, "all": scorer})
+    monkeypatch.setitem(registry.ENVIRONMENTS, "chat", {**chat, "all": scorer})
 
 
 def said(name: str, source: Source, **fields: Any) -> Feedback:

@@ -12,13 +12,12 @@ from schemas.records import Result, Task, Verifier
 from streams.apps.scoring.judging import JudgeLimits, Judging
 from streams.apps.scoring.processor import Scoring
 from streams.runtime.processor import Effects, LogRecord, Retryable
-from tentalis import rewards
-from tentalis.rewards import ScorerAway, UnknownVerifier, Verdict
+from tentalis.rewards import registry
 from tentalis.rewards.combined import CombinedScorer, CombinedSettings, RewardPart
 from tentalis.rewards.custom import CustomSettings, custom_scorer
 from tentalis.rewards.registry import ENVIRONMENTS, PLUGIN_GROUP, BadPlugin, load_plugins
 from tentalis.rewards.thread_runner import Hung, verify_in_thread
-from tentalis.rewards.verdict import ScoredStep
+from tentalis.rewards.verdict import ScoredStep, ScorerAway, UnknownVerifier, Verdict
 from tentalis.service.metrics import Exporter
 from tests.support import own_scorers
 from tests.support.stream_records import CODEC, make_result, make_task, on_log, read
@@ -56,7 +55,7 @@ class SlowJudge:
 @pytest.fixture
 def judge() -> Iterator[SlowJudge]:
     made = SlowJudge()
-    rewards.register("chat", "slow", made)
+    registry.register("chat", "slow", made)
     yield made
     del ENVIRONMENTS["chat"]["slow"]
 
@@ -234,7 +233,7 @@ def test_a_retry_of_a_batch_gives_the_same_bytes(judge: SlowJudge) -> None:
 
 def test_a_slow_verifier_that_hangs_is_given_up_and_holds_nothing_up() -> None:
     hanging = Hanging()
-    rewards.register("chat", "hanging", hanging)
+    registry.register("chat", "hanging", hanging)
     try:
         record = on_log(topics.RESULTS, result_of("hanging"))
         assert rewards_of(run([record], Scoring(CODEC, Judging(QUICK)))) == [None]
@@ -253,8 +252,8 @@ def test_a_function_of_ones_own_that_hangs_is_given_up_after_its_own_time_limit(
     combined = CombinedScorer(
         CombinedSettings(kind="combined", parts={"own": part}), {"hangs": custom_scorer(settings)}
     )
-    rewards.register("chat", "hangs", custom_scorer(settings))
-    rewards.register("chat", "combined", combined)
+    registry.register("chat", "hangs", custom_scorer(settings))
+    registry.register("chat", "combined", combined)
     began = time.monotonic()
     try:
         for name in ("hangs", "combined"):
@@ -297,12 +296,12 @@ def test_a_scorer_of_an_installed_package_is_found_by_its_entry_point(monkeypatc
     load_plugins.cache_clear()
     task = make_task(environment="garden", verifier=Verifier(name="weeding"))
     try:
-        rewards.check(task)
-        assert rewards.scorer_name(task) == "slow/1"
+        registry.check(task)
+        assert registry.scorer_name(task) == "slow/1"
         with pytest.raises(UnknownVerifier):
-            rewards.check(make_task(environment="garden", verifier=Verifier(name="digging")))
+            registry.check(make_task(environment="garden", verifier=Verifier(name="digging")))
         with pytest.raises(BadPlugin, match="already has a verifier 'weeding'"):
-            rewards.register("garden", "weeding", SlowJudge())
+            registry.register("garden", "weeding", SlowJudge())
     finally:
         del ENVIRONMENTS["garden"]
         load_plugins.cache_clear()
@@ -310,5 +309,5 @@ def test_a_scorer_of_an_installed_package_is_found_by_its_entry_point(monkeypatc
 
 def test_a_verdict_that_only_a_judge_can_give_is_unknown_to_who_only_verifies(judge: SlowJudge) -> None:
     result = result_of()
-    assert rewards.verify(result.task, result) == Verdict.unknown()
-    assert rewards.complaint(result.task, result) is None
+    assert registry.verify(result.task, result) == Verdict.unknown()
+    assert registry.complaint(result.task, result) is None

@@ -11,7 +11,7 @@ from schemas.records import Open, Opens, Polarity, Record, Score, Source, Status
 from streams.apps.scoring.processor import Scoring
 from streams.runtime.processor import Effects, LogRecord
 from tentalis.kafka.partitioner import partition_of
-from tentalis.rewards import grade
+from tentalis.rewards.grade import grade
 from tests.support.stream_records import (
     CODEC,
     bare_feedback,
