@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import TCPStore
 
 from schemas import topics
 from schemas.digest import with_digest
@@ -37,6 +38,7 @@ from trainer.config.trainer_config import TrainerConfig, config_text
 from trainer.data.candidates import Offer, ReadSegment, offer_of
 from trainer.data.fetch import BadRollouts
 from trainer.data.plan import BatchPlanner, PlanContext, plan_of
+from trainer.distributed.rank_place import STORE_IS_SERVED
 from trainer.replay.compare import update_distance
 from trainer.replay.replay import TOLERANCE, replay
 from trainer.run.coordinator import HEARTBEAT_SECONDS
@@ -82,6 +84,24 @@ class Lab:
             return process.exitcode
         finally:
             forked.end(process)
+
+    def train_as_ranks(self, run_config: TrainerConfig, ranks: int) -> list[int | None]:
+        """Trains with ranks that are started one by one, as a launcher starts them; returns their exit codes."""
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), STORE_IS_SERVED: "True"}
+        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"}
+        log, argument = self.folder / f"{run_config.run_id}.log", str(self.write_config(run_config))
+        started = []
+        try:
+            for rank in map(str, range(ranks)):
+                environment = self.environment() | world | {"RANK": rank, "LOCAL_RANK": rank}
+                started.append(forked.start(forked.train, argument, environment, log, log))
+            for process in started:
+                process.join(180)
+            return [process.exitcode for process in started]
+        finally:
+            for process in started:
+                forked.end(process)
 
     @contextmanager
     def by_command(self, run_config: TrainerConfig, ranks: int) -> Iterator["subprocess.Popen[bytes]"]:
@@ -305,7 +325,7 @@ def test_a_rank_that_dies_ends_its_world_and_the_next_one_goes_on_from_the_check
         assert launcher.wait(60) == 1
     assert not psutil.wait_procs(rank_processes, 10)[1]
     lab.put(*made[12:])
-    assert lab.train_by_command(run_config, ranks=2) == 0, lab.log_text(run_config)
+    assert lab.train_as_ranks(run_config, 2) == [0, 0], lab.log_text(run_config)
     run = lab.run_log(run_config)
     assert [(plan.attempt, plan.world_size) for plan in run.plans.values()] == [(1, 2)] * 3
     code, report = lab.replay(run_config)
