@@ -21,6 +21,8 @@ from tentalis.rewards.registry import ENVIRONMENTS
 from tentalis.rewards.verdict import BadVerifierData, UnknownEnvironment
 
 TOOLS_VARIABLE = "TOOLS_CONFIG"
+OF_CONVERSATIONS = frozenset({"sessions"})
+"""Applications that a gateway brings, and that the turns of programs do not need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,13 @@ def episodes_of(options: LearnOptions) -> Callable[[], Environment] | None:
             f"{TOOLS_VARIABLE} is set, and would not be recorded with the run: unset it, and name the tools in a file "
             "of environments (--environment-file)"
         )
-    declared = registry.declared_environments().get(options.environment)
-    if declared is not None and declared.program is not None:
-        raise LearnError(
-            f"{options.environment} is played by a program, which needs a gateway, and learn starts none: use "
-            f"`tentalis up --gateway` and `tentalis worker --environment {options.environment}` "
-            "(docs/how-to/unchanged-agents.md)"
-        )
     return prepared_environment(options.environment, allow_unsandboxed=options.allow_unsandboxed)
+
+
+def programs_play(name: str) -> bool:
+    """Returns True if the turns of an environment are made by a program, which calls a gateway."""
+    declared = registry.declared_environments().get(name)
+    return declared is not None and declared.program is not None
 
 
 def unfit_for(environment: LearnEnvironment) -> Callable[[Prompt], str | None]:

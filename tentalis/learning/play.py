@@ -28,7 +28,7 @@ from tentalis.kafka.lag import groups_of
 from tentalis.kafka.reader import records_to_end
 from tentalis.learning import runs
 from tentalis.learning.compare import compare
-from tentalis.learning.environments import episodes_of
+from tentalis.learning.environments import OF_CONVERSATIONS, episodes_of, programs_play
 from tentalis.learning.findings import judge_rewards
 from tentalis.learning.function_log import FunctionLog
 from tentalis.learning.options import STDIN, LearnOptions
@@ -109,8 +109,9 @@ def train(
                 manager=("--prompts", str(run.prompts), "--run", run.run_id, *curriculum_arguments(run.curriculum)),
                 scorers=run.scorers if run.scorers.exists() else None,
                 hinters=run.hinters if run.hinters.exists() else None,
+                gateway=scenario.policy if programs_play(scenario.environment) else None,
                 whole_models=whole_models(run.config),
-                without=unused_applications(run.config),
+                without=unused_applications(run.config) | OF_CONVERSATIONS,
             )
         )
         with stopping() as stop:

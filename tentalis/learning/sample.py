@@ -16,6 +16,8 @@ from tentalis.agents.workers.policy_calls import PolicyCalls
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
 from tentalis.inference.result import result_of
+from tentalis.learning.environments import programs_play
+from tentalis.learning.relayed_programs import RelayedPrograms
 from tentalis.policies.assignments import AssignedVersions
 from tentalis.policies.candidates import Candidates
 from tentalis.policies.served import ServedVersions
@@ -102,7 +104,9 @@ def _player(client: OpenAIClient, model: str, environment: str, make: Callable[[
     policies = PolicyCalls(
         ServedVersions(), AssignedVersions(), Candidates(), worker_id=_OWN, server_id=_OWN, model=model
     )
-    return EpisodePlayer(client, policies, make, EpisodeLimits.of(environment), worker_id=_OWN, server_id=_OWN)
+    programs = RelayedPrograms(client.base_url, model) if programs_play(environment) else None
+    limits = EpisodeLimits.of(environment)
+    return EpisodePlayer(client, policies, make, limits, worker_id=_OWN, server_id=_OWN, programs=programs)
 
 
 async def _played(player: EpisodePlayer, task: Task) -> list[ScoredAnswer]:

@@ -143,6 +143,8 @@ class _Builder:
         self._env = _environment(settings, self.server)
         if options.environment_file is not None:
             self._env[variables.ENVIRONMENT_FILE.name] = str(options.environment_file)
+        if options.gateway is not None:
+            self._env[variables.URL.name] = self.url(GATEWAY)
 
     def _port(self, name: str) -> int:
         if name not in self._ports:  # asked twice, the state directory could choose another one

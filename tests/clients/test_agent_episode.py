@@ -108,12 +108,12 @@ def test_a_graph_plays_an_episode_whose_turns_are_trained_on(declared: DeclaredE
     ):
         gateway.serve(1)
         found, score = played(declared, gateway, 10)
-        assert (found.ending, found.joined.left_out, score["reward"]) == (Ending.DONE, 0, 1.0)
-        assert [turn.response for turn in found.joined.turns] == [*ANSWERS]
-        tokens = found.joined.tokens
+        assert (found.ending, found.left_out, score["reward"]) == (Ending.DONE, 0, 1.0)
+        assert found.texts == ANSWERS
+        tokens = found.tokens
         own = [token for token, mine in zip(tokens.response, uint8_view(tokens.mask), strict=True) if mine]
         assert decoded(own) == "".join(f"{answer}<|im_end|>" for answer in ANSWERS)
         assert {each["model"] for each in script.bodies} == {"assistant@v1"}
 
         bounded, score = played(declared, gateway, 2)
-        assert (bounded.ending, len(bounded.joined.turns), score["reward"]) == (Ending.TURN_LIMIT, 2, 0.0)
+        assert (bounded.ending, len(bounded.texts), score["reward"]) == (Ending.TURN_LIMIT, 2, 0.0)

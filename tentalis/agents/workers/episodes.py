@@ -35,7 +35,7 @@ from tentalis.agents.environments.stoppable import StuckThread
 from tentalis.agents.workers.answer import seed_of
 from tentalis.agents.workers.episode_tokens import EpisodeTokens, appended_tokens
 from tentalis.agents.workers.policy_calls import PolicyCalls
-from tentalis.agents.workers.program_episodes import ProgramEpisodes
+from tentalis.agents.workers.program_episodes import ProgramPlayer
 from tentalis.inference import protocol
 from tentalis.inference.protocol import (
     Generation,
@@ -132,7 +132,7 @@ class EpisodePlayer:
         worker_id: str,
         server_id: str,
         attachments: AttachmentStore | None = None,
-        programs: ProgramEpisodes | None = None,
+        programs: ProgramPlayer | None = None,
     ) -> None:
         self._programs = programs
         self._inference = inference
@@ -247,14 +247,13 @@ class EpisodePlayer:
     ) -> None:
         """Plays an episode whose turns a program makes. Raises EnvironmentFault or InferenceError."""
         if self._programs is None:
-            raise EnvironmentFault(f"{task.environment} is played by a program: only `tentalis worker` plays it")
+            raise EnvironmentFault(f"{task.environment} is played by a program, and this worker has no gateway for it")
         played = await self._programs.play(environment, task, index, attempt, self._limits.max_turns)
-        episode.tokens, episode.ending = played.joined.tokens, played.ending
-        for turn in played.joined.turns:
-            episode.texts.append(turn.response)
-            episode.steps.append(turn.response)
-            episode.calls += turn.tool_calls
-        episode.parts = {"turns_left_out": float(played.joined.left_out)}
+        episode.tokens, episode.ending = played.tokens, played.ending
+        episode.texts += played.texts
+        episode.steps += played.texts
+        episode.calls += played.calls
+        episode.parts = {"turns_left_out": float(played.left_out)}
 
     async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
         """Plays turns until the episode ends. Returns its ending."""

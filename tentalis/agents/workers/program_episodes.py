@@ -10,13 +10,15 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import quote
 
 from schemas.ids import parse_policy_name
-from schemas.records import Ending, SessionEvent, Status, Task
+from schemas.records import Ending, SessionEvent, Status, Task, ToolCall
 from tentalis.agents.environments import EnvironmentFault, ProgramAccess, ProgramEnd, RunsProgram
 from tentalis.agents.workers.episode_gateway import EpisodeGateway, GatewayUnusable
-from tentalis.agents.workers.episode_turns import JoinedTurns, NothingSampled, joined_turns
+from tentalis.agents.workers.episode_tokens import EpisodeTokens
+from tentalis.agents.workers.episode_turns import NothingSampled, joined_turns
 from tentalis.agents.workers.policy_calls import PolicyCalls
 from tentalis.agents.workers.session_log import SessionLog, SessionUnread
 from tentalis.inference.episode_key import EpisodeGrant, signed_key
@@ -32,10 +34,31 @@ _NAME_CHARACTERS = 150
 
 @dataclass(frozen=True, slots=True)
 class PlayedProgram:
-    """An episode of a program: its turns, and how it ended."""
+    """An episode of a program.
 
-    joined: JoinedTurns
+    Attributes:
+        tokens: those of its turns; empty where nothing is recorded.
+        texts: the answers that it got, in order.
+        calls: the tool calls in them.
+        left_out: the number of answers that do not belong to the episode.
+    """
+
+    tokens: EpisodeTokens
+    texts: tuple[str, ...]
     ending: Ending
+    calls: tuple[ToolCall, ...] = ()
+    left_out: int = 0
+
+
+class ProgramPlayer(Protocol):
+    """Plays the programs of environments."""
+
+    async def play(
+        self, environment: RunsProgram, task: Task, sample: int, attempt: int, max_turns: int
+    ) -> PlayedProgram:
+        """Plays one attempt, whose environment was reset. Calls beyond `max_turns` are refused. Raises EnvironmentFault
+        if the infrastructure failed, InferenceError as PolicyCalls."""
+        ...
 
 
 class ProgramEpisodes:
@@ -95,7 +118,13 @@ class ProgramEpisodes:
                 joined.left_out,
                 len(answered),
             )
-        return PlayedProgram(joined, _ending(end, len(turns) >= max_turns))
+        return PlayedProgram(
+            joined.tokens,
+            tuple(turn.response for turn in joined.turns),
+            program_ending(end, turns_used_up=len(turns) >= max_turns),
+            tuple(call for turn in joined.turns for call in turn.tool_calls),
+            joined.left_out,
+        )
 
 
 def _fault(end: ProgramEnd, turns: Sequence[SessionEvent], away: str | None) -> str | None:
@@ -113,7 +142,8 @@ def _fault(end: ProgramEnd, turns: Sequence[SessionEvent], away: str | None) -> 
     return None
 
 
-def _ending(end: ProgramEnd, turns_used_up: bool) -> Ending:
+def program_ending(end: ProgramEnd, *, turns_used_up: bool) -> Ending:
+    """Returns the ending of the episode of a program."""
     if end.timed_out:
         return Ending.TIMED_OUT
     if end.exit_code == 0:

@@ -166,7 +166,7 @@ class CallBuilder:
             )
         body = protocol.body(client_body)
         if grant is not None:
-            body = episode_body(body, grant)
+            body = episode_body(body, grant.sampling)
         check_template_settings(body, client_templates=self._settings.client_templates)
         checked_messages = checked(protocol.messages(body), limits.messages)
         messages = normalised(checked_messages)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.ids import parse_policy_name
-from schemas.records import EPISODE_TURN
+from schemas.records import EPISODE_TURN, Sampling
 from tentalis.gateway.backends.routing import CallRoute
 from tentalis.gateway.calls.session_id import CallSession, DecidedBy
 from tentalis.inference.episode_key import EpisodeGrant
@@ -24,7 +24,7 @@ def episode_session(grant: EpisodeGrant) -> CallSession:
     )
 
 
-def episode_body(body: Mapping[str, Any], grant: EpisodeGrant) -> dict[str, Any]:
+def episode_body(body: Mapping[str, Any], sampling: Sampling) -> dict[str, Any]:
     """Returns the body of a call with the sampling of the episode's task.
 
     The program's own seed would make all samples of a task equal, and its penalties and biases would bend the
@@ -32,7 +32,6 @@ def episode_body(body: Mapping[str, Any], grant: EpisodeGrant) -> dict[str, Any]
     for fewer. The program's own stop strings, tools and response formats stay; a turn that a grammar constrains is not
     trained on.
     """
-    sampling = grant.sampling
     sent = {name: value for name, value in body.items() if name not in _DROPPED}
     asked = [sent.pop(name) for name in _LIMITS if name in sent]
     given = [value for value in asked if isinstance(value, int) and not isinstance(value, bool) and value > 0]

@@ -319,7 +319,7 @@ def test_a_rank_that_dies_ends_its_world_and_the_next_one_goes_on_from_the_check
     made, run_config = rollouts(7, policy=lab.policy, prefix=f"{lab.policy}-"), lab.config()
     lab.put(*made[:12])
     with lab.by_command(run_config, ranks=2) as launcher:
-        eventually(lambda: lab.run_log(run_config).last_step == 1, 120, 0.2, lambda: lab.log_text(run_config))
+        eventually(lambda: lab.run_log(run_config).last_step == 1, 400, 0.2, lambda: lab.log_text(run_config))
         rank_processes = psutil.Process(launcher.pid).children()
         next(rank for rank in rank_processes if rank.environ()["RANK"] == "1").kill()
         assert launcher.wait(60) == 1

@@ -85,7 +85,7 @@ def play(
 
 def test_the_key_names_the_attempt_the_policy_and_the_user() -> None:
     (found, grant), (_, again) = play([FIRST, SECOND]), play([FIRST])
-    assert found.ending is Ending.DONE and len(found.joined.turns) == 2
+    assert found.ending is Ending.DONE and len(found.texts) == 2
     assert grant.session_id.startswith("episode/a%20task%2F1/2/3-") and grant.session_id != again.session_id
     assert (grant.policy, grant.environment, grant.user_id, grant.least_version) == ("assistant", "pong", "ada", 4)
 
@@ -103,7 +103,7 @@ def test_a_program_that_fails_by_itself_is_an_episode(end: ProgramEnd, ending: E
 
 def test_a_failed_call_from_which_the_program_recovered_is_no_fault() -> None:
     found = play([FIRST, FAILED, SECOND])[0]
-    assert [turn.response for turn in found.joined.turns] == ["first", "second"] and not found.joined.left_out
+    assert found.texts == ("first", "second") and not found.left_out
 
 
 @pytest.mark.parametrize(

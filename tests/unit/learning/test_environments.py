@@ -13,19 +13,23 @@ import pytest
 import yaml
 
 from schemas.records import Task
+from tentalis.agents.sandbox import WallMissing
 from tentalis.agents.scenarios.prompts import PromptScenario
 from tentalis.agents.workers import episodes
 from tentalis.demo.runs import unchanged
+from tentalis.inference.client import OpenAIClient
 from tentalis.learning.environments import TOOLS_VARIABLE, episodes_of
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import LearnOptions
 from tentalis.learning.runs import Data, LearnRun, begin, continued, kind_of, prepare_run, unfinished
-from tentalis.learning.sample import Asked, ScoredAnswer, scored_answers
+from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
 from tentalis.python.answer_rows import answer_rows
 from tentalis.rewards import registry
 from tentalis.rewards.environment_file import BadEnvironmentFile
+from tests.support.chat_backend import ChatScript, chat_backend
 from tests.support.environment_pages import forget_environments, install_guess, write_environments
 from tests.support.episode_server import EpisodeServer
+from tests.support.gateway_lab import listening
 from tests.support.loop_records import RUN, result, task
 
 
@@ -194,12 +198,65 @@ def test_tools_that_would_not_be_recorded_are_refused(tmp_path: Path, monkeypatc
         prepared(tmp_path, options)
 
 
-def test_an_environment_that_a_program_plays_is_refused(tmp_path: Path) -> None:
+PROGRAM = """
+import json, os, sys, urllib.request
+
+def ask(messages):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "gpt-4o", "temperature": 0.9, "seed": 7, "messages": messages}).encode(),
+        {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]
+
+messages = [{"role": "user", "content": json.load(sys.stdin)["prompt"]}]
+if "Nothing" not in messages[0]["content"]:
+    messages += [ask(messages), {"role": "user", "content": "Sure?"}]
+    open("answer.txt", "w").write(ask(messages)["content"])
+"""
+CHECK = """
+import json, pathlib, sys
+answer = pathlib.Path(json.load(sys.stdin)["workspace"], "answer.txt").read_text()
+print(json.dumps({"reward": float(answer == "yes")}))
+"""
+PROGRAMS = """
+environments:
+  pair:
+    base: agent
+    program:
+      command: ["{python}", "{folder}/agent/pair.py"]
+      readable: [agent]
+      check: ["{python}", "{folder}/check.py"]
+    limits: {attempts: 1}
+"""
+
+
+def test_a_program_plays_the_answers_to_prompts_with_the_sampling_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent/pair.py").write_text(PROGRAM, encoding="utf-8")
+    (tmp_path / "check.py").write_text(CHECK, encoding="utf-8")
     file = tmp_path / "environments.yaml"
-    file.write_text("environments: {a: {base: agent, program: {command: [/bin/true]}}}", encoding="utf-8")
-    options = options_for(tmp_path, [{"prompt": "a"}] * 2, environment="a", environment_file=str(file))
-    with pytest.raises(LearnError, match="a is played by a program, which needs a gateway"):
-        prepared(tmp_path, options)
+    file.write_text(PROGRAMS, encoding="utf-8")
+    rows = [{"prompt": "Is it?"}, {"prompt": "Nothing."}]
+    options = options_for(tmp_path, rows, environment="pair", environment_file=str(file))
+    try:
+        scenario = prepared(tmp_path, options)
+    except WallMissing as error:
+        pytest.skip(str(error))
+    script = ChatScript(lambda messages: "yes" if len(messages) > 1 else "maybe")
+
+    async def played(url: str) -> list[list[ScoredAnswer]]:
+        asked = Asked(2, 0.0, make=episodes_of(options))
+        async with OpenAIClient(url) as client:
+            return await scored_answers(client, await base_model(client), scenario, scenario.held_out(9), asked)
+
+    with listening(chat_backend(script)) as url:
+        answered, silent = asyncio.run(played(url))
+    assert [(each.text, each.reward) for each in answered] == [("yes", 1.0)] * 2
+    assert all(each.reward is None and "made no call" in each.problem for each in silent)
+    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in script.bodies} == {("base", 0.0, 16)}
+    assert len(script.bodies) == 4 and len({body["seed"] for body in script.bodies}) == 2, "a seed for each sample"
 
 
 def test_a_bad_file_of_environments_begins_nothing(tmp_path: Path) -> None:

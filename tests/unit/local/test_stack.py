@@ -42,6 +42,8 @@ def test_a_gateway_has_the_port_that_its_documentation_names_unless_it_is_taken(
     assert (spec.port == 8200) is free
     assert "--wait-for-versions" in spec.argv
     assert stack.gateway == f"http://127.0.0.1:{spec.port}" and gateway_url(None, tmp_path) == DEFAULT_GATEWAY
+    (worker,) = [spec for spec in stack.specs if spec.name == "worker"]
+    assert worker.env[variables.URL.name] == stack.gateway, "programs call it, whatever the variable is outside"
 
 
 def test_all_processes_have_the_file_of_environments_and_the_worker_its_arguments(tmp_path: Path) -> None:

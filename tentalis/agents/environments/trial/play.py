@@ -152,7 +152,7 @@ async def _run_program(
         said = f": {end.said}" if end.said else ""
         how = "its time was over" if end.timed_out else f"exit code {end.exit_code}"
         show(f"[the program ended: {how}]{said}")
-        return relay.last_answer
+        return relay.answers[-1] if relay.answers else ""
 
 
 async def _take_turns(environment: Environment, task: Task, player: Player, max_turns: int, show: Show) -> str:

@@ -18,13 +18,21 @@ _DATA = "data: "
 class ProgramRelay:
     """Passes the calls of a program on to a model server, shows them, and refuses those beyond `max_turns`.
 
-    `model` answers whatever model the program names. Answers that the program streams come in one piece.
+    `model` answers whatever model the program names. Answers that the program streams come in one piece. `changed`:
+    returns what is sent for the body of a call; None: the body.
     """
 
-    def __init__(self, server: str, model: str, max_turns: int, show: Callable[[str], None]) -> None:
-        self.last_answer = ""
+    def __init__(
+        self,
+        server: str,
+        model: str,
+        max_turns: int,
+        show: Callable[[str], None],
+        changed: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.answers: list[str] = []
         self._server, self._model = server.rstrip("/").removesuffix("/v1"), model
-        self._max_turns, self._show = max_turns, show
+        self._max_turns, self._show, self._changed = max_turns, show, changed or (lambda body: body)
         self._turns = 0
         self._lock = threading.Lock()
         self._http = httpx.Client(timeout=_ANSWER_S)
@@ -82,11 +90,12 @@ class ProgramRelay:
             turn = self._turns = self._turns + 1
         if turn > self._max_turns:
             return _refused(403, f"the {self._max_turns} turns of this episode are used up: end the program")
-        status, kind, content = self._asked(method, path, json.dumps(sent | {"model": self._model}).encode())
+        passed_on = {**self._changed(sent), "model": self._model}
+        status, kind, content = self._asked(method, path, json.dumps(passed_on).encode())
         text = answer_text(content) if status == 200 else content.decode(errors="replace")
         with self._lock:
             if status == 200:
-                self.last_answer = text
+                self.answers.append(text)
             self._show(f"{_asked_text(sent)}[turn {turn}]\n{text}\n")
         return status, kind, content
 
