@@ -32,8 +32,10 @@ class RelayedPrograms:
 
         with ProgramRelay(self._server, self._model, max_turns, lambda _: None, sampled) as relay:
             end = await environment.run_program(ProgramAccess(relay.url, _NO_KEY, self._model))
-            answers = tuple(relay.answers)
+            answers, failure = tuple(relay.answers), relay.failure
+        said = f". The program said: {end.said}" if end.said else ""
+        if failure is not None and (end.timed_out or end.exit_code != 0):
+            raise EnvironmentFault(f"{failure}{said}")
         if not answers:
-            said = f". The program said: {end.said}" if end.said else ""
             raise EnvironmentFault(f"the program made no call that the model server answered{said}")
         return PlayedProgram(EpisodeTokens(), answers, program_ending(end, turns_used_up=len(answers) >= max_turns))

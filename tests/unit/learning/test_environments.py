@@ -253,10 +253,13 @@ def test_a_program_plays_the_answers_to_prompts_with_the_sampling_of_the_run(tmp
 
     with listening(chat_backend(script)) as url:
         answered, silent = asyncio.run(played(url))
+        bodies, script.failures = [*script.bodies], [503, 503]
+        away, _ = asyncio.run(played(url))
+    assert all(each.reward is None and "answered a call with 503" in each.problem for each in away)
     assert [(each.text, each.reward) for each in answered] == [("yes", 1.0)] * 2
     assert all(each.reward is None and "made no call" in each.problem for each in silent)
-    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in script.bodies} == {("base", 0.0, 16)}
-    assert len(script.bodies) == 4 and len({body["seed"] for body in script.bodies}) == 2, "a seed for each sample"
+    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in bodies} == {("base", 0.0, 16)}
+    assert len(bodies) == 4 and len({body["seed"] for body in bodies}) == 2, "a seed for each sample"
 
 
 def test_a_bad_file_of_environments_begins_nothing(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ class ProgramRelay:
         changed: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         self.answers: list[str] = []
+        self.failure: str | None = None
+        """What is wrong with the last call that was passed on; None if it was answered."""
         self._server, self._model = server.rstrip("/").removesuffix("/v1"), model
         self._max_turns, self._show, self._changed = max_turns, show, changed or (lambda body: body)
         self._turns = 0
@@ -94,6 +96,7 @@ class ProgramRelay:
         status, kind, content = self._asked(method, path, json.dumps(passed_on).encode())
         text = answer_text(content) if status == 200 else content.decode(errors="replace")
         with self._lock:
+            self.failure = None if status == 200 else f"the model server answered a call with {status}: {text}"
             if status == 200:
                 self.answers.append(text)
             self._show(f"{_asked_text(sent)}[turn {turn}]\n{text}\n")
