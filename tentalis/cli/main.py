@@ -90,8 +90,12 @@ class Commands(CommandGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Takes `--profile NAME` from any place of the command line: it holds for every command."""
-        rest: list[str] = super().parse_args(ctx, profile_first(args))
-        return rest
+        try:
+            args = profile_first(args)
+        except ValueError as error:
+            if not ctx.resilient_parsing:  # a completion: the name is what is asked for
+                ctx.fail(str(error))
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

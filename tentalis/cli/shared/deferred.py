@@ -35,6 +35,17 @@ class CommandGroup(TyperGroup):
         """Parses the options of the group without Typer's conversion."""
         for each in self.get_params(ctx):
             each._runtime_param = AsGiven()  # type: ignore[attr-defined]
+        _refuse_missing_values(self, ctx, args)
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+
+class ParsedCommand(TyperCommand):
+    """A command that names an option without its value, and itself with it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the command line. Ends with a usage error for an option whose value is missing."""
+        _refuse_missing_values(self, ctx, args)
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
@@ -61,7 +72,8 @@ class DeferredCommand(TyperCommand):
             else:
                 function, found = found, _application()
                 found.command(self.name, short_help=self.short_help)(function)
-            _keep_stdout_for_data(found)
+            for command in _commands(found):
+                _prepare(command)
             found._add_completion = False  # options of the root command only
             self._loaded = get_command(found)
             self._loaded.name, self._loaded.short_help = self.name, self.short_help
@@ -98,11 +110,33 @@ def _application() -> typer.Typer:
     return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 
-def _keep_stdout_for_data(application: typer.Typer) -> None:
-    """Whatever library a command loads: only what the command itself prints, to `stdout.data()`, is on stdout."""
-    for command in _commands(application):
-        if command.callback is not None:
-            command.callback = stdout.libraries_to_stderr()(command.callback)
+def _prepare(command: CommandInfo) -> None:
+    """Checks the options of a command, and keeps stdout for `stdout.data()`, whatever libraries it loads."""
+    command.cls = ParsedCommand
+    if command.callback is not None:
+        command.callback = stdout.libraries_to_stderr()(command.callback)
+
+
+def _refuse_missing_values(command: TyperCommand | TyperGroup, ctx: Any, args: list[str]) -> None:
+    """Ends with a usage error for an option without its value. An option of the command in the place of a value is no
+    value, unless it is given as `--option=--value`."""
+    if ctx.resilient_parsing:
+        return
+    try:
+        values, _, _ = command.make_parser(ctx).parse_args([*args])
+    except typer.TyperException as error:
+        if getattr(error, "ctx", None) is None:  # the parser does not name its command
+            ctx.fail(error.format_message())
+        raise
+    options = [each for each in command.get_params(ctx) if each.param_type_name == "option"]
+    names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+    for each in options:
+        given = values.get(each.name)
+        for value in given if isinstance(given, list) else [given]:
+            if not isinstance(value, str) or value.partition("=")[0] not in names:
+                continue
+            if not any(f"{name}={value}" in args for name in each.opts):
+                ctx.fail(f"Option '{each.opts[0]}' needs a value, and {value} follows it.")
 
 
 def _commands(application: typer.Typer) -> Iterator[CommandInfo]:

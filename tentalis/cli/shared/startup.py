@@ -28,13 +28,23 @@ def configure_logging(default: str = "WARNING") -> None:
 
 
 def profile_first(args: Sequence[str]) -> list[str]:
-    """Moves `--profile NAME` to the beginning of a command line, from any place before `--`."""
+    """Moves `--profile NAME` to the beginning of a command line, from any place before `--`.
+
+    Raises ValueError: no name follows it, or it stands there twice. `--profile=NAME` takes every name.
+    """
     end = args.index("--") if "--" in args else len(args)
-    for place, argument in enumerate(args[:end]):
-        if (argument == "--profile" and place + 1 < end) or argument.startswith("--profile="):
-            length = 2 if argument == "--profile" else 1
-            return [*args[place : place + length], *args[:place], *args[place + length :]]
-    return list(args)
+    places = [at for at, each in enumerate(args[:end]) if each == "--profile" or each.startswith("--profile=")]
+    if not places:
+        return list(args)
+    if len(places) > 1:
+        raise ValueError("--profile is given more than once.")
+    place = places[0]
+    length = 2 if args[place] == "--profile" else 1
+    if place + length > end:
+        raise ValueError("--profile needs the name of a profile, and nothing follows it.")
+    if length == 2 and args[place + 1].startswith("-"):
+        raise ValueError(f"--profile needs the name of a profile, and {args[place + 1]} follows it.")
+    return [*args[place : place + length], *args[:place], *args[place + length :]]
 
 
 @contextmanager

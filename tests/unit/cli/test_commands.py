@@ -60,6 +60,26 @@ def test_the_short_help_is_the_one_of_the_list() -> None:
         assert f"\n  {name} " in shown and short.rstrip(".")[:40] in shown
 
 
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("topics list --output", "Option '--output' requires an argument."),
+        ("topics list -o", "Option '-o' requires an argument."),
+        ("topics list --bootstrap-server --output json", "Option '--bootstrap-server' needs a value, and --output"),
+        ("topics list --bootstrap-server --output=json", "Option '--bootstrap-server' needs a value, and --output"),
+        ("learn prompts --set --loss rl", "Option '--set' needs a value, and --loss follows it."),
+        ("version -o --help", "Option '--output' needs a value, and --help follows it."),
+        ("version --output=--help", "Invalid value for '--output'"),
+        ("consume --exit=3 x", "Option '--exit' does not take a value."),
+    ],
+)
+def test_an_option_without_its_value_is_named_with_its_command(line: str, wrong: str) -> None:
+    done = runner.invoke(app, line.split())
+    command = line[: line.index(" -")].removesuffix(" prompts")
+    assert done.exit_code == 2 and f"\n\nError: {wrong}" in done.stderr
+    assert done.stderr.startswith(f"Usage: tentalis {command} [OPTIONS]")
+
+
 def test_a_misspelt_command_is_corrected() -> None:
     done = runner.invoke(app, ["topcs"])
     assert done.exit_code == 2 and "topics" in done.stderr

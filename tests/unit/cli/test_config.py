@@ -244,12 +244,25 @@ def test_a_command_without_the_profile_it_was_given_is_refused(settings_file: Pa
     for line in ("version --profile=", "--profile= version"):  # a variable of a shell that is empty
         done = runner.invoke(app, line.split())
         assert done.exit_code == 2 and done.stderr == "error: --profile is empty: give the name of a profile\n"
-    for line in ("version --profile", "version --profile production --profile staging"):
-        done = runner.invoke(app, line.split())
-        assert done.exit_code == 2 and "--profile" in done.stderr
     settings_file.unlink()
     done = runner.invoke(app, ["profile", "list"])
     assert done.exit_code == 2 and "there is no settings file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("--profile", "--profile needs the name of a profile, and nothing follows it"),
+        ("topics list --profile", "--profile needs the name of a profile, and nothing follows it"),
+        ("topics list --profile -- a", "--profile needs the name of a profile, and nothing follows it"),
+        ("--profile --nonsense version", "--profile needs the name of a profile, and --nonsense follows it"),
+        ("topics list --profile -o json", "--profile needs the name of a profile, and -o follows it"),
+        ("version --profile production --profile=staging", "--profile is given more than once"),
+    ],
+)
+def test_a_profile_without_its_name_is_a_usage_error(line: str, wrong: str) -> None:
+    done = runner.invoke(app, line.split())
+    assert done.exit_code == 2 and done.stderr.endswith(f"\n\nError: {wrong}.\n")
 
 
 def test_a_key_that_nobody_knows_ends_every_command(settings_file: Path) -> None:
