@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import Any
 from tentalis.service import variables
 from tentalis.service.variable import FILE, PATH, BadVariable, Variable
 from tentalis.text.settings_text import settings_text
+from tentalis.text.toml_file import table_in
 
 WORKING_FILE = Path("tentalis.yaml")
 PROFILE_KEY, PROFILES_KEY = "profile", "profiles"
@@ -242,12 +242,12 @@ def _readable_secrets(file: SettingsFile) -> Iterator[str]:
 def _mapping(text: str, path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".toml":
-            return tomllib.loads(text)
+            return table_in(text, str(path))
         from tentalis.text.yaml_file import value_in
 
         found = value_in(text, str(path))
-    except (ValueError, RecursionError) as error:  # BadYaml and TOMLDecodeError; tables in tables without end
-        raise BadSettingsFile(str(error) if path.suffix != ".toml" else f"{path}: not TOML: {error}") from error
+    except ValueError as error:  # BadYaml and BadToml
+        raise BadSettingsFile(str(error)) from error
     if not isinstance(found, dict | None):
         raise BadSettingsFile(f"{path}: give settings, such as bootstrap: host:port, not {type(found).__name__}")
     return found or {}

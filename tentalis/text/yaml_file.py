@@ -7,6 +7,9 @@ import yaml
 
 from tentalis.text.settings_text import settings_text
 
+DEEPEST = 100
+"""The most levels of lists and mappings in each other."""
+
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -16,9 +19,31 @@ class BadYaml(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        self._check_depth(self.flow_level)
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        self._check_depth(len(self.indents))
+        added: bool = super().add_indent(column)
+        return added
+
+    def _check_depth(self, depth: int) -> None:
+        """Refuses a text before its depth makes the scanner slow."""
+        if depth >= DEEPEST:
+            problem = f"nested more deeply than {DEEPEST} levels"
+            raise yaml.scanner.ScannerError(None, None, problem, self.get_mark())
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, KeyError, ValueError) as error:  # of the constructors of scalars
+            problem = f"no valid {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: list[Any] = []
-        for node_of_key, _ in node.value:
+        for node_of_key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # else: refused below
             if node_of_key.tag == _MERGE:
                 continue
             key = self.construct_object(node_of_key, deep=True)

@@ -3,7 +3,6 @@
 import difflib
 import logging
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from tentalis.text.settings_text import settings_text
+from tentalis.text.toml_file import BadToml, table_in
 from tentalis.text.yaml_file import BadYaml, mapping_in, value_in
 from trainer.config.aliases import (
     IGNORED_SECTION_KEYS,
@@ -42,10 +42,8 @@ def parse_config(
     """Parses a configuration. Raises ConfigError with `where`, the known name nearest to an unknown one, and both names
     of a contradiction."""
     try:
-        data = tomllib.loads(text) if toml else mapping_in(text, where, "settings")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where}: not TOML: {error}") from error
-    except BadYaml as error:
+        data = table_in(text, where) if toml else mapping_in(text, where, "settings")
+    except (BadToml, BadYaml) as error:
         raise ConfigError(str(error)) from error
     given = _GivenSettings(where)
     for key, value in data.items():

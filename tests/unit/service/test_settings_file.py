@@ -1,6 +1,7 @@
 """The settings file: what it may hold, what takes precedence over it, and that errors name the place."""
 
 import contextlib
+import time
 from pathlib import Path
 
 import pytest
@@ -110,12 +111,47 @@ def test_bad_toml_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "path"), [("a = " + "[" * 10_000, TOML), ("a: " + "[" * 10_000, YAML), ('log: "a\0b"', YAML)]
+    ("text", "path", "said"),
+    [
+        ('log: "a\0b"', YAML, "unacceptable character"),
+        ("a: " + "[" * 100_000, YAML, r"nested more deeply than 100 levels \(line 1, column 104\)$"),
+        ("a: " + "{b: " * 100_000, YAML, r"nested more deeply than 100 levels \(line 1, column 404\)$"),
+        ("- " * 100_000, YAML, r"nested more deeply than 100 levels \(line 1, column 201\)$"),
+        ("\n".join(" " * i + "a:" for i in range(1000)), YAML, "nested more deeply than 100 levels.*line 101, column"),
+        ("a: 2024-13-45", YAML, r"no valid timestamp \(line 1, column 4\)$"),
+        ("a: [1, 0x_]", YAML, r"no valid int \(line 1, column 8\)$"),
+        ("a: 1" + "0" * 5000, YAML, r"no valid int \(line 1, column 4\)$"),
+        ("a: !!timestamp x", YAML, "no valid timestamp"),
+        ("a: !!bool x", YAML, "no valid bool"),
+        ("a: !!set x", YAML, "expected a mapping node, but found scalar"),
+        ("!!map [1]", YAML, "expected a mapping node, but found sequence"),
+        ("a = " + "[" * 100_000, TOML, r"nested too deeply$"),
+        ("b = 1\n" + "a." * 3000 + "a = 1", TOML, r"a key of more than 100 parts \(at line 2, column 1\)$"),
+        ("[x." + '\'a\' . "b\\"".' * 3000 + "a]", TOML, r"a key of more than 100 parts \(at line 1, column 2\)$"),
+        ("a = {b = {" + "c." * 3000 + "c = 1}}", TOML, r"a key of more than 100 parts \(at line 1, column 11\)$"),
+        ("a = 1" + "0" * 5000, TOML, "a number of more than 4300 digits$"),
+    ],
 )
-def test_a_text_that_no_parser_takes_is_named_in_one_line(text: str, path: Path) -> None:
-    with pytest.raises(BadSettingsFile, match=f"^{path}: not (TOML|YAML): .+$") as error:
+def test_a_text_that_no_parser_takes_is_named_in_one_line(text: str, path: Path, said: str) -> None:
+    began = time.process_time()
+    with pytest.raises(BadSettingsFile, match=f"^{path}: not (TOML|YAML): .*{said}") as error:
         parse(text, path)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and time.process_time() - began < 0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("log: info # " + "[" * 1000, YAML),
+        ("log: 'info'\nsasl_password: '" + "[" * 1000 + "'", YAML),
+        ("log = 'info' # " + "a." * 1000, TOML),
+        ("log = 'info'\nsasl_password = 'www." + "a.-b" * 1000 + "'", TOML),
+        ('sasl_password = """\na \'b\n\\""' + "a." * 1000 + '"""\nlog = "info"', TOML),
+        ('sasl_password = """' + "a." * 1000 + '\n""\n"""\nlog = "info"', TOML),
+    ],
+)
+def test_brackets_and_dots_in_values_and_remarks_nest_nothing(text: str, path: Path) -> None:
+    assert parse(text, path).common["TENTALIS_LOG"] == "info"
 
 
 def test_an_empty_file_and_an_empty_value_set_nothing() -> None:
