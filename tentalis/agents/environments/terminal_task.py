@@ -9,13 +9,11 @@ import posixpath
 import re
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.problems import problems
@@ -26,6 +24,8 @@ from tentalis.agents.environments.dockerfile import (
     installation,
     parsed_dockerfile,
 )
+from tentalis.text.toml_file import read_table
+from tentalis.text.yaml_file import read_mapping
 
 WORKDIR, HOME, TEMPORARY = "/app", "/root", "/tmp"
 TESTS, LOGS = "/tests", "/logs"
@@ -191,7 +191,7 @@ def load_task(tasks: Path, name: str, is_installed: Callable[[str], bool] = is_i
         task, built = _harbor(folder, name) if harbor else _terminal_bench(folder, name)
     except ValidationError as error:
         raise TaskRefused(f"the task {name} is not valid: {problems(error, 'task')}") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise TaskRefused(f"the task {name} cannot be read: {error}") from error
     needs = [*built.needs, *_needs_of_scripts(task)]
     absent = [package for package in built.packages if not is_installed(package)]
@@ -211,7 +211,7 @@ def _built(context: Path, dockerfile: Path) -> DockerfileSteps:
 
 
 def _harbor(folder: Path, name: str) -> tuple[TerminalTask, DockerfileSteps]:
-    read = _HarborTask.model_validate(tomllib.loads((folder / "task.toml").read_text(encoding="utf-8")))
+    read = _HarborTask.model_validate(read_table(folder / "task.toml"))
     context = folder / "environment"
     built = _built(context, context / "Dockerfile")
     needs = {
@@ -249,12 +249,12 @@ def _harbor(folder: Path, name: str) -> tuple[TerminalTask, DockerfileSteps]:
 
 
 def _terminal_bench(folder: Path, name: str) -> tuple[TerminalTask, DockerfileSteps]:
-    read = _TerminalBenchTask.model_validate(yaml.safe_load((folder / "task.yaml").read_text(encoding="utf-8")))
+    read = _TerminalBenchTask.model_validate(read_mapping(folder / "task.yaml", "the task"))
     built = _built(folder, folder / "Dockerfile")
     if read.run_tests_in_same_shell:
         built.needs.append("checks in the agent's own shell")
     compose = folder / "docker-compose.yaml"
-    if compose.is_file() and len((yaml.safe_load(compose.read_text(encoding="utf-8")) or {}).get("services", {})) > 1:
+    if compose.is_file() and len(_services(compose)) > 1:
         built.needs.append("services (docker-compose.yaml)")
     task = TerminalTask(
         name=name,
@@ -273,6 +273,13 @@ def _terminal_bench(folder: Path, name: str) -> tuple[TerminalTask, DockerfileSt
         check_variables={"TEST_DIR": TESTS},
     )
     return task, built
+
+
+def _services(compose: Path) -> dict[Any, Any]:
+    services = read_mapping(compose, "services").get("services") or {}
+    if not isinstance(services, dict):
+        raise ValueError(f"{compose}: services: expected a mapping, not {type(services).__name__}")
+    return services
 
 
 def _needs_of_scripts(task: TerminalTask) -> Iterator[str]:

@@ -249,6 +249,10 @@ def test_a_changed_task_is_noticed(wall: Wall, tmp_path: Path) -> None:
         ({"task_toml": "[environment]\nmemory_mb = 1\n"}, "memory_mb"),
         ({"task_toml": "[tentalis]\nstep = 1\n"}, "tentalis.step"),
         ({"task_toml": "[["}, "cannot be read"),
+        (
+            {"task_toml": "a = " + "[" * 100_000},
+            r"the task t cannot be read: .*/t/task\.toml: not TOML: nested too deeply$",
+        ),
         ({"tests__test_sh": "#!/bin/bash\napt-get install -y curl\n"}, r"test\.sh, line 2: apt-get install -y curl"),
         ({"tests__test_sh": "uvx -w pytest pytest /tests\n"}, "line 1: uvx"),
     ],
@@ -259,6 +263,33 @@ def test_a_task_that_needs_a_container_is_refused_with_what_it_needs(
     tasks = harbor_task(tmp_path, **files)
     with pytest.raises(TaskRefused, match=needs):
         load_task(tasks, "t")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("task.yaml", "instruction: " + "[" * 100_000, r"task\.yaml: not YAML: nested more deeply than 100 levels"),
+        ("task.yaml", "instruction: 2024-13-45", r"task\.yaml: not YAML: no valid timestamp"),
+        ("task.yaml", "- a", r"task\.yaml: expected a mapping with the task"),
+        ("docker-compose.yaml", "[a]", r"docker-compose\.yaml: expected a mapping with services"),
+        ("docker-compose.yaml", "services: 5", r"docker-compose\.yaml: services: expected a mapping, not int"),
+        ("docker-compose.yaml", "services: [" + "[" * 100_000, r"docker-compose\.yaml: not YAML: nested more deeply"),
+    ],
+)
+def test_a_terminal_bench_file_that_cannot_be_read_is_named(tmp_path: Path, file: str, text: str, said: str) -> None:
+    tasks = harbor_task(tmp_path, task_yaml="instruction: Do it.")
+    (tasks / "t/task.toml").unlink()
+    (tasks / "t" / file).write_text(text)
+    with pytest.raises(TaskRefused, match=rf"^the task t cannot be read: .*{said}"):
+        load_task(tasks, "t")
+
+
+def test_a_compose_file_without_services_needs_none(tmp_path: Path) -> None:
+    tasks = harbor_task(tmp_path, task_yaml="instruction: Do it.")
+    (tasks / "t/task.toml").unlink()
+    (tasks / "t/run-tests.sh").write_text("true")
+    (tasks / "t/docker-compose.yaml").write_text("services:\n")
+    assert load_task(tasks, "t").instruction == "Do it."
 
 
 def test_names_of_other_folders_are_refused(tmp_path: Path) -> None:
