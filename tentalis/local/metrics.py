@@ -71,12 +71,13 @@ def supervisor_health(processes: Callable[[], Processes], lag: LagProbe, broker_
     exporter.read(SUPERVISOR_STATE, lambda: _states(processes()))
     exporter.read(SUPERVISOR_RESTARTS, lambda: {(name,): one["restarts"] for name, one in processes().items()})
 
-    def read_lag() -> LagProbe:
+    def is_reachable() -> float:
         lag.ask()
-        return lag
+        return float(lag.reachable)
 
-    exporter.read(BROKER_REACHABLE, lambda: float(read_lag().reachable))
-    exporter.read(GROUP_LAG, lambda: {(group,): float(behind) for group, behind in read_lag().lags.items()})
+    exporter.read(BROKER_REACHABLE, is_reachable)
+    # In a scrape after the line above, which has asked: each question may wait for seconds.
+    exporter.read(GROUP_LAG, lambda: {(group,): float(behind) for group, behind in lag.lags.items()})
     if broker_log is not None:
         exporter.read(BROKER_MEMORY, lambda: float(_resident_bytes(processes()["broker"]["pid"])))
         exporter.read(BROKER_LOG, lambda: _topic_bytes(broker_log))
