@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tentalis.cli.shared.errors import CommandError
+from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.options import Bootstrap, DryRun, Yes, ask
 from tentalis.cli.shared.output import Format, OutputFormat, print_text, show
 from tentalis.cli.shared.settings import reached
@@ -73,16 +74,17 @@ def _opened(bootstrap: str | None, names: list[str]) -> Iterator[tuple[Any, Dead
 def _filter(letters: list[str] | None, states: tuple[str, ...], filters: dict[str, str]) -> Filter:
     from schemas.place import RecordPlace
     from tentalis.dlq.records import Filter, LetterState
-    from tentalis.text.timestamps import parse_moment
 
     if filters["stage"] not in ("", *STAGES):
         raise CommandError(f"--stage {filters['stage']} is not one of {', '.join(STAGES)}", ExitCode.USAGE)
     now = int(time.time() * 1000)
     try:
-        since, until = (parse_moment(text, now) if text else None for text in (filters["since"], filters["until"]))
         places = [RecordPlace.parse(text) for text in letters or ()]
     except ValueError as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
+    since, until = (
+        moment_of(f"--{name}", filters[name], now) if filters[name] else None for name in ("since", "until")
+    )
     return Filter(
         states=tuple(LetterState(state) for state in states),
         places=places,

@@ -23,6 +23,7 @@ from tentalis.cli.shared.output import (
     print_text,
     readable,
 )
+from tentalis.cli.shared.policy_version import EarlierVersion, PolicyVersion
 from tentalis.cli.shared.settings import reached
 from tentalis.service.exit_codes import ExitCode
 
@@ -46,7 +47,6 @@ COLUMNS = ("version", "run", "step", "state", "guard", "served_by", "cannot_serv
 ASSIGNMENT_COLUMNS = ("scope", "subject", "tasks_of", "answered_by", "percent", "held_by", "by")
 
 
-Version = Annotated[str, typer.Argument(help="policy@vN, or a policy for its promoted version.")]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, stored on the log.")]
 
 
@@ -101,7 +101,7 @@ def _print_assignments(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 @app.command(short_help="Show everything known about a version.")
-def show(version: Version, bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE) -> None:
+def show(version: PolicyVersion, bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE) -> None:
     """Shows everything known about a version: its step, decisions and reasons, refusals by servers, metrics."""
     with reached(bootstrap) as settings:
         view = _view(settings)
@@ -113,7 +113,9 @@ def show(version: Version, bootstrap: Bootstrap = None, output: Format = OutputF
 
 
 @app.command(short_help="Compare two versions.")
-def diff(one: Version, other: Version, bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE) -> None:
+def diff(
+    one: PolicyVersion, other: PolicyVersion, bootstrap: Bootstrap = None, output: Format = OutputFormat.TABLE
+) -> None:
     """Compares two versions: steps between them, settings in which their runs differ, metrics."""
     with reached(bootstrap) as settings:
         view = _view(settings)
@@ -135,7 +137,7 @@ def diff(one: Version, other: Version, bootstrap: Bootstrap = None, output: Form
 
 @app.command(short_help="Serve a version.")
 def promote(
-    version: Version,
+    version: PolicyVersion,
     reason: Reason = "",
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -153,7 +155,7 @@ def promote(
 
 @app.command(short_help="Serve an earlier version, continue training from it.")
 def rollback(
-    version: Annotated[str, typer.Argument(help="policy@vN, or a policy for the version served before.")],
+    version: EarlierVersion,
     reason: Reason = "",
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -175,7 +177,7 @@ def rollback(
 
 @app.command(short_help="Protect a version from pruning.")
 def pin(
-    version: Version,
+    version: PolicyVersion,
     off: Annotated[bool, typer.Option("--off", help="Remove the pin.")] = False,
     reason: Reason = "",
     dry_run: DryRun = False,

@@ -60,6 +60,8 @@ def assign(
 
     scope, name = parse_subject(subject)
     policy, number = parse_version(version)
+    if instead_of is not None and (not instead_of or "@" in instead_of):
+        raise CommandError(f"--instead-of {instead_of}: name a policy, without a version", ExitCode.USAGE)
     if percent <= 0:
         raise CommandError(
             f"--percent {percent:g} would answer no task; to end an assignment: tentalis policy unassign {subject}",

@@ -9,14 +9,13 @@ import typer
 from tentalis.cli.shared.moment import moment_of
 from tentalis.cli.shared.options import Bootstrap
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
+from tentalis.cli.shared.policy_version import PolicyVersion
 from tentalis.cli.shared.settings import reached
-
-Compared = Annotated[str, typer.Argument(help="policy@vN, or a policy for its promoted version.")]
 
 
 def compare(
-    one: Compared,
-    other: Compared,
+    one: PolicyVersion,
+    other: PolicyVersion,
     since: Annotated[
         str, typer.Option("--since", help="Outcomes since: RFC 3339, or 30m, 1h, 2d ago.", show_default=False)
     ] = "",

@@ -10,6 +10,7 @@ import typer
 from tentalis.cli.shared.errors import CommandError
 from tentalis.cli.shared.options import Bootstrap
 from tentalis.cli.shared.output import Format, OutputFormat, print_data, print_table, print_text
+from tentalis.cli.shared.policy_version import PolicyVersion
 from tentalis.cli.shared.settings import reached
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ FORMATS = ("gguf", "safetensors", "merged")
 
 
 def export(
-    version: Annotated[str, typer.Argument(help="policy@vN, or a policy for its promoted version.")],
+    version: PolicyVersion,
     export_format: Annotated[
         str,
         typer.Option(

@@ -45,6 +45,8 @@ def produce(
 
     if key is not None and not raw:
         raise CommandError("--key requires --raw: the key of a record comes from its fields", ExitCode.USAGE)
+    if str(file) != "-" and (file.is_dir() or not file.exists()):
+        raise CommandError(f"--file {file}: there is no such file", ExitCode.USAGE)
     allowed = () if raw else _allowed(topic)
     refused: list[str] = []
     sent = 0

@@ -22,6 +22,7 @@ EXIT_CODES = {
     "tentalis.agents.environments.tools.BadTools": ExitCode.USAGE,
     "tentalis.agents.environments.verifiers_process.BadVerifiersEnvironment": ExitCode.USAGE,
     "tentalis.dlq.limits.TooManyDead": ExitCode.NEEDS_OPERATOR,
+    "tentalis.gateway.settings.BadGateway": ExitCode.USAGE,
     "tentalis.inference.episode_secret.BadEpisodeSecret": ExitCode.USAGE,
     "tentalis.kafka.admin.Impossible": ExitCode.DRIFT,
     "tentalis.kafka.preflight.TopicsMissing": ExitCode.DRIFT,
