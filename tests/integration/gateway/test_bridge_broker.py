@@ -33,13 +33,13 @@ pytestmark = pytest.mark.broker
 
 
 @contextmanager
-def bridge(lab: Lab) -> Iterator[httpx.Client]:
-    """One gateway's bridge."""
+def bridge(lab: Lab, keys: Keys = Keys(None)) -> Iterator[httpx.Client]:
+    """One gateway's bridge. `keys`: those that it asks for."""
     events = EventLog(lab.settings, "tentalis/test", lab.codec)
     log = KafkaLog(lab.settings, events, horizon_ms=3_600_000, max_records=10_000)
     service = Bridge(log, gateway_id="g", policy=lab.name)
     app = FastAPI()
-    app.include_router(router(service, Keys(None), body_bytes=2**20, body_s=10.0))
+    app.include_router(router(service, keys, body_bytes=2**20, body_s=10.0))
     with listening(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         # Not /health: on a shared broker it also tells of the stream applications that earlier tests ran.
         eventually(lambda: service.stale_reason is None, 60)
