@@ -12,6 +12,7 @@ from schemas.digest import with_digest
 from schemas.records import Rollout, TokenSpan
 from schemas.tensors import float32_bytes, int32_bytes, uint8_bytes
 from schemas.wire.codec import Codec
+from tests.support.hostile_numbers import hostile_number
 from tests.support.trainer_lab import VOCAB, rollout
 
 FLOATS = (float("nan"), float("inf"), float("-inf"), 3.4e38, -3.4e38, 1e-45, -1e-45, 0.0, 1.0, -1e4, -9999.0, 0.5)
@@ -56,4 +57,6 @@ def _record(task_id: str, policy: str, chance: random.Random) -> Rollout:
     if chance.random() < 0.2:
         fields = {"temperature": chance.choice(TEMPERATURES[:2])}
     made = rollout(task_id, policy=policy, **({"rewards": [0.0, 1.0]} | fields))
+    if chance.random() < 0.4:
+        made = hostile_number(task_id, policy, chance)
     return made if chance.random() < 0.9 else with_digest(made).model_copy(update={"digest": "0" * 64})
