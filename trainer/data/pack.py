@@ -9,6 +9,7 @@ log-prob equals that of the rollout alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -28,11 +29,38 @@ class PackedSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanLayout:
+    """The spans as sequences of unequal length. Span i has the queries [queries[i], queries[i + 1]) and, of the
+    gathered keys, [keys[i], keys[i + 1]): those of its prompt, then its own. A causal mask aligned to the last query
+    and key is therefore correct. `rows` int64 gathers the keys; `queries` and `keys` are int32."""
+
+    rows: Tensor
+    queries: Tensor
+    keys: Tensor
+    longest_queries: int
+    longest_keys: int
+
+
+def layout_of(spans: Sequence[PackedSpan], device: str) -> SpanLayout:
+    """Returns the layout of a micro-batch, on a device. A copy to a GPU waits for everything that was started there."""
+    query_lengths = [span.end - span.start for span in spans]
+    key_lengths = [
+        span.prefix_end - span.prefix_start + length for span, length in zip(spans, query_lengths, strict=True)
+    ]
+    rows = [torch.arange(*part) for s in spans for part in ((s.prefix_start, s.prefix_end), (s.start, s.end))]
+    queries, keys = (torch.tensor([0, *accumulate(sizes)], dtype=torch.int32) for sizes in (query_lengths, key_lengths))
+    return SpanLayout(
+        torch.cat(rows).to(device), queries.to(device), keys.to(device), max(query_lengths), max(key_lengths)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class PackedBatch:
     """One micro-batch of T positions and m trained tokens.
 
     `input_ids`, `position_ids` int64 [T]; `spans` cover [0, T) in order. Per trained token, [m]: `source`, the position
     whose output predicts it; `targets`, its id; `temperatures`; and `token_targets`, the input of the losses.
+    `layout` of the spans, for flash attention; None on a CPU, which has none.
     """
 
     input_ids: Tensor
@@ -42,11 +70,13 @@ class PackedBatch:
     targets: Tensor
     temperatures: Tensor
     token_targets: TokenTargets
+    layout: SpanLayout | None = None
 
     def to(self, device: str) -> "PackedBatch":
-        """Returns a copy with its tensors on a device."""
+        """Returns a copy with its tensors on a device, and on a GPU with its layout."""
         moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return PackedBatch(spans=self.spans, token_targets=self.token_targets.to(device), **moved)
+        layout = None if device == "cpu" else layout_of(self.spans, device)
+        return PackedBatch(spans=self.spans, token_targets=self.token_targets.to(device), layout=layout, **moved)
 
 
 def pack_examples(examples: Sequence[TrainingExample]) -> PackedBatch:

@@ -1,17 +1,15 @@
 """Attention over a packed sequence: each span attends to itself and its prompt, never across samples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from trainer.data.pack import PackedSpan
+from trainer.data.pack import PackedSpan, SpanLayout
 
 ATTENTION_NAME = "tentalis_packed"
 
@@ -32,20 +30,21 @@ def packed_attention(
     scaling: float | None = None,
     *,
     spans: Sequence[PackedSpan] | None = None,
+    layout: SpanLayout | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, d], key and value [1, kv heads, T, d] -> [1, T, heads, d].
 
     On a GPU in half precision: one call of flash attention for sequences of unequal length. Elsewhere (that kernel
     supports neither CPUs nor float32): one call per span instead of one with a [T, T] mask, most of which would be
-    computed and thrown away.
+    computed and thrown away. `layout`: of the same spans, on the GPU.
     """
     if spans is None:
         raise RuntimeError("the packed attention needs the spans of the micro-batch")
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _flash_attention(query[0], key[0], value[0], scaling, layout_of(tuple(spans), query.device)).unsqueeze(
-            0
-        ), None
+    if _has_flash_attention(query):
+        if layout is None:
+            raise RuntimeError("flash attention needs the layout of the micro-batch")
+        return _flash_attention(query[0], key[0], value[0], scaling, layout).unsqueeze(0), None
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
@@ -64,32 +63,8 @@ def packed_attention(
     return torch.cat(outputs, 2).transpose(1, 2), None
 
 
-@dataclass(frozen=True, slots=True)
-class SpanLayout:
-    """The spans as sequences of unequal length. Span i has the queries [queries[i], queries[i + 1]) and, of the
-    gathered keys, [keys[i], keys[i + 1]): those of its prompt, then its own. A causal mask aligned to the last query
-    and key is therefore correct. `rows` int64 gathers the keys; `queries` and `keys` are int32."""
-
-    rows: Tensor
-    queries: Tensor
-    keys: Tensor
-    longest_queries: int
-    longest_keys: int
-
-
-# Cached, because every layer needs the layout of its micro-batch.
-@lru_cache(maxsize=2)
-def layout_of(spans: tuple[PackedSpan, ...], device: torch.device) -> SpanLayout:
-    """Returns the layout of a micro-batch."""
-    query_lengths = [span.end - span.start for span in spans]
-    key_lengths = [
-        span.prefix_end - span.prefix_start + length for span, length in zip(spans, query_lengths, strict=True)
-    ]
-    rows = [torch.arange(*part) for s in spans for part in ((s.prefix_start, s.prefix_end), (s.start, s.end))]
-    queries, keys = (torch.tensor([0, *accumulate(sizes)], dtype=torch.int32) for sizes in (query_lengths, key_lengths))
-    return SpanLayout(
-        torch.cat(rows).to(device), queries.to(device), keys.to(device), max(query_lengths), max(key_lengths)
-    )
+def _has_flash_attention(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
 
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, layout: SpanLayout) -> Tensor:

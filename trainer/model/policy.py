@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tentalis.service.imports import without_collections
 from tentalis.service.lifecycle import Unmendable
-from trainer.data.pack import PackedBatch, PackedSpan
+from trainer.data.pack import PackedBatch, PackedSpan, layout_of
 from trainer.model import attention
 from trainer.model.flops import ModelShape
 from trainer.model.logprobs import TokenScores, top_k_ids
@@ -138,11 +138,13 @@ class TrainedPolicy(nn.Module, ABC):
     def hidden_states(self, token_ids: Tensor) -> Tensor:
         """Returns the last hidden states of one sequence: int64 [n] -> [n, hidden size]."""
         n = len(token_ids)
+        spans = (PackedSpan(0, n, 0, 0),)
         result: Tensor = self.backbone(
             input_ids=token_ids.to(self._device).unsqueeze(0),
             position_ids=torch.arange(n, device=self._device).unsqueeze(0),
             use_cache=False,
-            spans=(PackedSpan(0, n, 0, 0),),
+            spans=spans,
+            layout=None if self._device == "cpu" else layout_of(spans, self._device),
         ).last_hidden_state[0]
         return result
 
@@ -164,6 +166,7 @@ def predicting_states(backbone: Any, batch: PackedBatch) -> Tensor:
         position_ids=batch.position_ids.unsqueeze(0),
         use_cache=False,
         spans=batch.spans,
+        layout=batch.layout,
     ).last_hidden_state[0]
     return hidden[batch.source]
 

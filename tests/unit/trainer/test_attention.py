@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.data.pack import PackedSpan
-from trainer.model.attention import _flash_attention, layout_of, packed_attention
+from trainer.data.pack import PackedSpan, layout_of
+from trainer.model.attention import _flash_attention, packed_attention
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16
 # A prompt with two samples, and another with one.
@@ -42,7 +42,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def compare(dtype: torch.dtype, device: str, tolerance: float) -> None:
     given = inputs(dtype, device)
-    ours, _ = packed_attention(nn.Module(), *given, None, SCALE, spans=SPANS)
+    ours, _ = packed_attention(nn.Module(), *given, None, SCALE, spans=SPANS, layout=layout_of(SPANS, device))
     expected = plain(*given)
     assert ours.shape == expected.shape == (1, SPANS[-1].end, HEADS, SIZE)
     torch.testing.assert_close(ours.float(), expected, atol=tolerance, rtol=tolerance)
@@ -57,7 +57,7 @@ def test_no_span_sees_another_sample() -> None:
 
 
 def test_the_layout_gathers_each_spans_prompt_before_its_own_keys() -> None:
-    layout = layout_of(SPANS, torch.device("cpu"))
+    layout = layout_of(SPANS, "cpu")
     assert layout.queries.tolist() == [0, 5, 12, 14, 17, 26]
     assert layout.keys.tolist() == [0, 5, 17, 24, 27, 39]
     assert (layout.longest_queries, layout.longest_keys) == (9, 12)
@@ -81,7 +81,7 @@ def test_the_kernel_is_told_of_fewer_key_heads_where_it_can_be_told(
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", newer if has_argument else older)
     query, key, value = (each[0] for each in inputs(torch.float32, "cpu"))
-    layout = layout_of(SPANS, torch.device("cpu"))
+    layout = layout_of(SPANS, "cpu")
     assert _flash_attention(query, key, value, SCALE, layout).shape == query.transpose(0, 1).shape
     assert _flash_attention(query, query, query, SCALE, layout).shape == query.transpose(0, 1).shape
     assert told == ([True, False] if has_argument else [])
