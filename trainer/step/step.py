@@ -107,10 +107,36 @@ def accumulate(
     counts = counts_from(totals)
     micro_batches = [batch.to(engine.device) for batch in pack_micro_batches(examples, loss)]
     packed_at = time.perf_counter()
+    parts = run_micro_batches(engine, micro_batches, loss, counts, stop)
+    if not micro_batches:
+        engine.backward(engine.zero_loss())
     sums = torch.zeros(len(SUM_NAMES) + 2, dtype=torch.float64)
-    positions, flops = 0, 0.0
-    parts: list[torch.Tensor] = []
+    # Only now: a copy from a GPU waits for everything that was started there.
+    for part in parts:
+        sums[:-2] += part.cpu().double()
     shape = engine.policy.shape()
+    positions = sum(len(batch.input_ids) for batch in micro_batches)
+    flops = sum(packed_flops(batch.spans, len(batch.targets), shape) for batch in micro_batches)
+    sums[-2], sums[-1] = positions, flops
+    totals |= dict(zip((*SUM_NAMES, "positions", "model_flops"), rank_group.sum(sums).tolist(), strict=True))
+    return StepOutput(
+        _step_metrics(totals) | advantages.metrics,
+        {"pack": packed_at - started_at, "forward_backward": time.perf_counter() - packed_at},
+    )
+
+
+def run_micro_batches(
+    engine: TrainingEngine,
+    micro_batches: Sequence[PackedBatch],
+    loss: LossConfig,
+    counts: LossCounts,
+    stop: StopRequest,
+) -> list[torch.Tensor]:
+    """Adds the gradient of each micro-batch to the engine's; returns the sums (SUM_NAMES) of each, where they were
+    computed. Waits nowhere for a GPU (a loss on pairs does), so that it has the next micro-batch when it ends one.
+
+    `micro_batches` are on the engine's device; `counts` are those of the whole batch. Raises StopRequested."""
+    parts = []
     for batch in micro_batches:
         stop.check()
         base_logprobs = engine.policy.base_logprobs(batch) if loss.kl.coef > 0 and loss.kl.against == "base" else None
@@ -118,20 +144,8 @@ def accumulate(
         scores = engine.forward(batch, loss.entropy_coef > 0, n_likeliest)
         total, batch_sums = objective(scores, batch.token_targets, loss, counts, base_logprobs)
         engine.backward(total)
-        positions += len(batch.input_ids)
-        flops += packed_flops(batch.spans, len(batch.targets), shape)
         parts.append(torch.stack([batch_sums[name] for name in SUM_NAMES]))
-    if not micro_batches:
-        engine.backward(engine.zero_loss())
-    # Only now: a copy from a GPU waits for everything that was started there.
-    for part in parts:
-        sums[:-2] += part.cpu().double()
-    sums[-2], sums[-1] = positions, flops
-    totals |= dict(zip((*SUM_NAMES, "positions", "model_flops"), rank_group.sum(sums).tolist(), strict=True))
-    return StepOutput(
-        _step_metrics(totals) | advantages.metrics,
-        {"pack": packed_at - started_at, "forward_backward": time.perf_counter() - packed_at},
-    )
+    return parts
 
 
 def build_examples(

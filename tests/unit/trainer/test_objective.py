@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.records import Rollout, TokenSpan
 from schemas.tensors import float32_bytes, float32_view, int32_bytes, uint8_view
+from tests.support.nothing_read_back import NothingIsReadBack
 from tests.support.trainer_lab import VOCAB, examples, rollout, rollouts, tiny_model
 from trainer.config.loss import LossConfig
 from trainer.config.trainer_config import LoraShape
@@ -105,19 +105,6 @@ def gradient(
         total.backward()
         value += float(total.detach())
     return value, [p.grad.clone() for _, p in policy.trained_parameters() if p.grad is not None]
-
-
-class NothingIsReadBack(TorchDispatchMode):
-    """Fails at an operation whose result Python needs, or whose shape the values decide: on a GPU it waits for all work
-    that was begun there. A new tensor with a value from Python is a copy, which waits too."""
-
-    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().partition("::")[2].partition(".")[0]
-        by_mask = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
-        assert name not in self.WAITS and not by_mask, f"{name} waits for a GPU"
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in ("pair", "infonce")])

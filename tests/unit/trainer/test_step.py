@@ -1,17 +1,22 @@
 """The optimizer step: equal to plain PyTorch, the same bytes again, also over a checkpoint."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from schemas.records import BatchPlan, Rollout
+from schemas.tensors import float32_bytes, int32_bytes
+from tests.support.nothing_read_back import NothingIsReadBack
 from tests.support.trainer_lab import config, examples, rollout, rollouts, tiny_model
+from trainer.config.loss import LossConfig
 from trainer.config.trainer_config import TrainerConfig
 from trainer.data.candidates import offer_of
-from trainer.data.pack import pack_examples
+from trainer.data.pack import layout_of, pack_examples
 from trainer.data.plan import BatchDraft, PlanContext, plan_of
 from trainer.distributed import ranks
 from trainer.distributed.stop import StopRequest, StopRequested
@@ -30,7 +35,7 @@ from trainer.run.checkpoint import (
 )
 from trainer.step.engine import TrainingDiverged, TrainingEngine
 from trainer.step.objective import LossCounts, objective
-from trainer.step.step import StepOutput, train_step
+from trainer.step.step import StepOutput, pack_micro_batches, run_micro_batches, train_step
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +63,9 @@ def run_step(
     )
 
 
+TEACHER = rollout(
+    "topk", topk=3, topk_ids=int32_bytes([1, 2, 3] * 7), topk_logprobs=float32_bytes([-2.0] * 21), teacher=[-3.0] * 3
+)
 BATCHES = [rollouts(2, 4, seed=step, prefix=f"s{step}-") for step in range(3)]
 
 
@@ -85,6 +93,35 @@ def test_a_step_is_that_of_plain_adamw(run_config: TrainerConfig) -> None:
         assert outcome.metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     for (name, ours), theirs in zip(engine.policy.trained_parameters(), parameters, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("trained", ["adapter", "whole"])
+def test_a_gpu_gets_the_next_micro_batch_without_being_waited_for(
+    run_config: TrainerConfig, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward, loss and backward of several micro-batches that are on their device, with flash attention as a GPU has
+    it (its result is of no account here). DeepSpeed's own reduction, after the last one, is not part of it."""
+
+    def kernel(query: Tensor, *_: object, scale: float, window_size: object, enable_gqa: bool = False) -> Tensor:
+        return query * scale
+
+    against_base = {"kl": {"coef": 0.3, "against": "base", "kind": "k3"}, "entropy_coef": 0.2}
+    losses = map(LossConfig.model_validate, ({}, against_base, {"kind": "gspo", "opd_kind": "topk", "topk": {"k": 3}}))
+    whole = {"lora": None, "loss": LossConfig.model_validate(against_base)}
+    engine = engine_of(run_config if trained == "adapter" else run_config.model_copy(update=whole))
+    for loss in losses:
+        made = [[TEACHER, *batch] for batch in BATCHES[:2]] if loss.opd_kind == "topk" else BATCHES[:2]
+        micro_batches = pack_micro_batches([examples(batch, loss) for batch in made], loss)
+        counts = LossCounts.of([examples(batch, loss) for batch in made], loss)
+        with NothingIsReadBack() as mode:
+            run_micro_batches(engine, micro_batches, loss, counts, StopRequest())
+        sdpa = mode.n_operations
+        laid_out = [replace(batch, layout=layout_of(batch.spans, "cpu")) for batch in micro_batches]
+        with monkeypatch.context() as patch, NothingIsReadBack() as mode:
+            patch.setattr("trainer.model.attention._has_flash_attention", lambda _: True)
+            patch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+            run_micro_batches(engine, laid_out, loss, counts, StopRequest())
+        assert min(sdpa, mode.n_operations) > 500
 
 
 def test_trained_twice_and_over_a_checkpoint_the_bytes_are_the_same(run_config: TrainerConfig, tmp_path: Path) -> None:
