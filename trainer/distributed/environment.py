@@ -15,6 +15,8 @@ import trainer
 
 CONFIG_FILE = "config.json"
 SOURCE = "source"
+DRIVER_VERSION = "/proc/driver/nvidia/version"
+"""The file in which the driver of NVIDIA's GPUs names itself; its first line has version and date of its build."""
 VARIABLE = "variable "
 """Prefix of the names of variables in a manifest."""
 VARIABLES = (
@@ -59,7 +61,7 @@ def environment(model_folder: Path, device: str, variables: Mapping[str, str] = 
     if device == "cuda":
         import torch
 
-        found |= {"cuda": str(torch.version.cuda), "driver": _first_line("/proc/driver/nvidia/version", "")}
+        found |= {"cuda": str(torch.version.cuda), "driver": _first_line(DRIVER_VERSION, "")}
         # A replay compares before its ranks set it.
         variables = {CUBLAS_WORKSPACE: CUBLAS_WORKSPACE_DEFAULT} | dict(variables)
     return found | {VARIABLE + name: variables[name] for name in VARIABLES if name in variables}

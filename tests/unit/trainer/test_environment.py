@@ -72,6 +72,31 @@ def test_a_replay_on_cuda_does_not_name_the_workspace_that_the_trainer_sets_itse
     assert name not in environment(model, "cpu", {})
 
 
+DRIVER = """\
+NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
+GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)
+"""
+"""The file as the driver's kernel module writes it; the second line is the compiler of the kernel."""
+
+
+def test_another_driver_of_the_gpu_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "version"
+    monkeypatch.setattr("trainer.distributed.environment.DRIVER_VERSION", str(file))
+    without = environment(model, "cuda", {})
+    assert without["driver"] == "", "a device of CUDA without that file, as under WSL"
+    file.write_text(DRIVER)
+    trained = environment(model, "cuda", {})
+    assert trained["driver"] == DRIVER.splitlines()[0]
+    assert "driver" not in environment(model, "cpu", {})
+    file.write_text(DRIVER.replace("gcc version 11.4.0", "gcc version 12.1.0"))
+    assert differences(trained, environment(model, "cuda", {})) == {}
+    newer = DRIVER.replace("535.104.05", "550.54.14")
+    file.write_text(newer)
+    assert differences(trained, environment(model, "cuda", {})) == {
+        "driver": (DRIVER.splitlines()[0], newer.splitlines()[0])
+    }
+
+
 def test_another_python_is_named_and_one_that_was_not_recorded_is_not(model: Path) -> None:
     """Its sum() of floats is another from 3.12 on. Manifests did not always have it."""
     here = environment(model, "cpu", {})
