@@ -1,6 +1,7 @@
 """A client with a user's key, and one that writes to Kafka itself, poison a run: what they send reaches no step."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ POISON = {"temperature": 1e-39}
 
 
 def post(client: httpx.Client, task_id: str, **more: Any) -> list[httpx.Response]:
-    """Posts a task, its result with tokens and log-probs, and feedback. `more`: fields of the result."""
+    """Posts a task, its result with tokens and log-probs, and feedback. `more`: fields of the result. On a busy machine
+    the log may answer late: 503, and the same request again is safe."""
     task = {"task_id": task_id, "prompt": "Sort.", "policy": "tiny", "terms": {"rl": "manager", "opd": None}}
     result = {"task_id": task_id, "worker_id": "w", "result": "ok", "model_version": "tiny@v0"} | more
     tokens = {"prompt_token_ids": [3, 4, 5], "response_tokens": [{"id": 10, "logprob": -4.0}] * 2}
@@ -43,7 +45,13 @@ def post(client: httpx.Client, task_id: str, **more: Any) -> list[httpx.Response
         "/tasks/result": result | tokens,
         "/feedback": {"task_id": task_id, "score": 0.8},
     }
-    return [client.post(path, json=body) for path, body in bodies.items()]
+
+    def sent(path: str, body: dict[str, Any]) -> httpx.Response:
+        answer = client.post(path, json=body)
+        assert answer.status_code != 503, answer.text
+        return answer
+
+    return [eventually(partial(sent, *each), 120) for each in bodies.items()]
 
 
 def test_poison_is_refused_by_the_bridge_and_dropped_by_name_behind_it(
