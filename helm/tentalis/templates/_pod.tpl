@@ -117,7 +117,7 @@
 {{- $settings := .workload.settings -}}
 {{- if kindIs "slice" $settings.topologySpreadConstraints -}}
 {{- with $settings.topologySpreadConstraints -}}{{- toYaml . -}}{{- end -}}
-{{- else if not .workload.topology.single -}}
+{{- else if or (not .workload.topology.single) (and (eq .workload.role "trainer") (gt (int .root.Values.trainer.nodes) 1)) -}}
 {{- /* With one replica too: constraints that came with the second one would replace the first. */}}
 {{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
 - maxSkew: 1

@@ -339,10 +339,14 @@ def test_a_trainer_on_several_nodes_has_a_pod_for_each_that_find_and_reach_one_a
     policy = chart.named(manifests, "NetworkPolicy", name)["spec"]
     peers = {"podSelector": policy["podSelector"]}
     assert {"from": [peers]} in policy["ingress"] and {"to": [peers]} in policy["egress"]
+    spread = trainer["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
+    assert [each["topologyKey"] for each in spread][:1] == ["kubernetes.io/hostname"], "its pods are on several nodes"
+    assert spread[0]["labelSelector"] == policy["podSelector"]
 
     one = chart.workloads(set_of("s3"))["trainer"]
     assert (one["spec"]["replicas"], one["spec"]["podManagementPolicy"]) == (1, "OrderedReady")
     assert "--nodes" not in container(one)["args"]
+    assert "topologySpreadConstraints" not in one["spec"]["template"]["spec"]
     done = template(*MINIMAL, "--set", "trainer.nodes=2")
     assert done.returncode != 0 and "storage.accessMode=ReadWriteMany" in done.stderr
 
