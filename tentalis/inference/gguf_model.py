@@ -51,6 +51,9 @@ def convert_gguf(gguf: Path, target_dir: Path, title: str, source: str, progress
     model.generation_config = loaded.generation_config
     progress(activity, 2, 3)
     target_dir.mkdir()
+    # Any rank of a trainer may be the one that converts: on another node, each has files of its own. Left to itself,
+    # save_pretrained() writes on rank 0 alone.
+    model.should_save_on_this_rank = _saves
     model.save_pretrained(str(target_dir))
     tokenizer.save_pretrained(str(target_dir))
     written = json.loads((target_dir / "config.json").read_text())
@@ -58,6 +61,10 @@ def convert_gguf(gguf: Path, target_dir: Path, title: str, source: str, progress
         raise RuntimeError("The converted model still carries a quantization_config.")
     _sync_folder(target_dir)
     progress(activity, 3, 3)
+
+
+def _saves(is_main_process: bool) -> bool:
+    return is_main_process
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,6 +3,8 @@
 import hashlib
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,6 +166,25 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path) -> None:
     (tmp_path / "torn.gguf").write_bytes(file.read_bytes()[:200])
     with pytest.raises(ModelNotFound, match=r"torn\.gguf cannot be read as a model"):
         resolve_model(str(tmp_path / "torn.gguf"), tmp_path / "cache")
+
+
+def test_every_rank_of_a_trainer_can_convert(tmp_path: Path) -> None:
+    """On its own node it finds the cache empty, as rank 0 does on the first."""
+    file = tiny_gguf(tmp_path / "own.gguf")
+    convert = (
+        "import sys; from pathlib import Path; import torch.distributed as dist;"
+        "from torch.testing._internal.distributed.fake_pg import FakeStore;"
+        "dist.init_process_group('fake', rank=1, world_size=2, store=FakeStore());"
+        "from tentalis.inference.models import resolve_model;"
+        "print(resolve_model(sys.argv[1], Path(sys.argv[2])))"
+    )
+    command = [sys.executable, "-c", convert, str(file), str(tmp_path / "of-rank-1")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    alone = resolve_model(str(file), tmp_path / "alone")
+    made = Path(done.stdout.split()[-1])
+    assert sorted(path.name for path in made.iterdir()) == sorted(path.name for path in alone.iterdir())
+    assert model_digest(made) == model_digest(alone)
 
 
 def test_a_gguf_file_is_known_by_the_name_of_a_link_to_it(tmp_path: Path) -> None:
