@@ -26,6 +26,7 @@ help:
 	@echo "make fuzz [N=100000]                 mutated records through the applications; its last line is one JSON object"
 	@echo "make test-docker [ARGS=--keep]       builds the images and runs docker compose to the first adapter; one JSON line"
 	@echo "make test-k8s [ARGS=--keep]          installs the chart on a real cluster, upgrades, kills, scales, evicts; one JSON line"
+	@echo "make test-k8s ARGS=--several-nodes   the same with a trainer on two nodes and an object store, and its faults; one JSON line"
 	@echo "make extension                       types and tests of the OpenClaw plugin, with npm"
 	@echo "make lint | format | lock            checks; rewrite; resolve the dependencies anew"
 	@echo "make chart                           writes the generated files of the Helm chart anew"

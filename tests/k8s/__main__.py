@@ -5,9 +5,10 @@
 The cluster is that of KUBECONFIG (with --import COMMAND, which gives its nodes the images: `k3s ctr images import -`).
 Without KUBECONFIG, and as root, it is one of two nodes made here, of programs built from their Go modules. The images
 need a Docker engine, or dockerd. The commands of docs/start/helm.md install, test and uninstall the release.
+--several-nodes runs the shorter scenario of `several_nodes.py` in the place of the long one.
 
 The last line on stdout is one JSON object; the exit code is 1 if there were problems, which stderr names. --write
-replaces the figures in docs/results/kubernetes.md.
+replaces the figures in docs/results/kubernetes.md, or those of the shorter scenario in docs/results/several-nodes.md.
 """
 
 from __future__ import annotations
@@ -23,15 +24,22 @@ from typing import Any
 from tests.docker.engine import Docker, NotAvailable, engine, say
 from tests.docker.images import TARGETS, build_images, tag_of
 from tests.k8s import cluster as clusters
-from tests.k8s.scenario import NAMESPACE, RELEASE, SETTLED_S, Release, Report, life, operator_of
+from tests.k8s import scenario, several_nodes, store
+from tests.k8s.scenario import NAMESPACE, RELEASE, SETTLED_S, Release, ReleaseReport, Report, operator_of
+from tests.k8s.several_nodes import SeveralNodesReport
 from tests.support import ROOT
 from tests.support.transcript import PageMismatch
 
-PAGE = ROOT / "docs" / "results" / "kubernetes.md"
+RESULTS = ROOT / "docs" / "results"
+PAGES = {Report: RESULTS / "kubernetes.md", SeveralNodesReport: RESULTS / "several-nodes.md"}
 
 
-def tagged(docker: Docker, kafka: str) -> list[str]:
-    """Gives the images a second tag, to which the release is upgraded; returns all names."""
+def images(docker: Docker, scratch: Path, kafka: str, report: ReleaseReport) -> list[str]:
+    """Returns the names of the images of a scenario. Gives those of the product a second tag for the long one, which
+    upgrades to it; builds that of the object store for the other."""
+    if isinstance(report, SeveralNodesReport):
+        base = store.base_image(report.bases)
+        return [kafka, *map(tag_of, TARGETS), store.build_image(docker, scratch, base)]
     names = [kafka]
     for target in TARGETS:
         following = tag_of(target).replace(":test", ":next")
@@ -76,13 +84,22 @@ def show(made: clusters.Cluster) -> None:
         print(made.kubectl(*command, check=False)[-12_000:], file=sys.stderr)
 
 
-def write(report: Report) -> None:
+def write(report: ReleaseReport) -> None:
     """Writes the page of results."""
-    head = PAGE.read_text(encoding="utf-8").partition("```json")[0]
-    PAGE.write_text(f"{head}```json\n{json.dumps(vars(report), indent=1)}\n```\n", encoding="utf-8")
+    page = PAGES[type(report)]
+    head = page.read_text(encoding="utf-8").partition("```json")[0]
+    page.write_text(f"{head}```json\n{json.dumps(vars(report), indent=1)}\n```\n", encoding="utf-8")
 
 
-def run(options: argparse.Namespace, report: Report) -> None:
+def live(release: Release, report: ReleaseReport) -> None:
+    """Runs the scenario of a report."""
+    if isinstance(report, SeveralNodesReport):
+        several_nodes.life(release, report)
+    elif isinstance(report, Report):
+        scenario.life(release, report)
+
+
+def run(options: argparse.Namespace, report: ReleaseReport) -> None:
     """Builds the images, gets a cluster and runs the scenario. Raises what the modules of this test raise."""
     scratch = options.scratch.absolute()
     scratch.mkdir(parents=True, exist_ok=True)
@@ -92,12 +109,14 @@ def run(options: argparse.Namespace, report: Report) -> None:
         with clusters.cluster(docker, scratch, importer, options.keep, options.drain, options.policies) as made:
             report.cluster = describe(made)
             say(report.cluster)
-            made.load(docker, tagged(docker, kafka))
+            made.load(docker, images(docker, scratch.parent / "docker", kafka, report))
             say("the nodes have the images")
             changes = values(kafka, made.enforces)
+            if isinstance(report, SeveralNodesReport):
+                changes = several_nodes.values(changes)
             try:
                 with operator_of(made, scratch, changes) as operator:
-                    life(Release(made, scratch, changes, report, operator, options.settle))
+                    live(Release(made, scratch, changes, report, operator, options.settle), report)
             except BaseException:
                 show(made)
                 raise
@@ -129,13 +148,16 @@ def main() -> int:
     parser.add_argument(
         "--settle", type=int, default=SETTLED_S, metavar="S", help="seconds to wait for open tasks before the verifier"
     )
-    parser.add_argument("--write", action="store_true", help="write docs/results/kubernetes.md")
+    parser.add_argument(
+        "--several-nodes", action="store_true", help="the short scenario: a trainer on two nodes, and an object store"
+    )
+    parser.add_argument("--write", action="store_true", help="write the page of results")
     parser.add_argument("--scratch", type=Path, default=ROOT / ".tentalis" / "k8s", help="data of an own cluster")
     options = parser.parse_args()
     if options.down:
         clusters.down(options.scratch.absolute())
         return 0
-    report = Report()
+    report: ReleaseReport = SeveralNodesReport() if options.several_nodes else Report()
     try:
         if options.up:
             up(options.scratch.absolute())

@@ -44,8 +44,8 @@ Values = dict[str, Any]
 
 
 @dataclass
-class Report(BuiltImages):
-    """The figures of a run; `problems` is empty if it went well."""
+class ReleaseReport(BuiltImages):
+    """The figures of a run of either scenario; `problems` is empty if it went well."""
 
     cluster: str = ""
     installed_s: float | None = None
@@ -53,11 +53,6 @@ class Report(BuiltImages):
     served: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     tested: str = ""
-    connections: int = 0  # tried against the network policies
-    killed: list[str] = field(default_factory=list)
-    evicted: list[str] = field(default_factory=list)
-    refused_evictions: int = 0
-    drained: dict[str, list[str]] = field(default_factory=dict)  # evicted pods, by node
     restarts: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     commands: dict[str, int] = field(default_factory=dict)  # followed, by page
@@ -71,13 +66,24 @@ class Report(BuiltImages):
 
 
 @dataclass
+class Report(ReleaseReport):
+    """The figures of the long scenario, too."""
+
+    connections: int = 0  # tried against the network policies
+    killed: list[str] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    refused_evictions: int = 0
+    drained: dict[str, list[str]] = field(default_factory=dict)  # evicted pods, by node
+
+
+@dataclass
 class Release:
     """The release under test: `changes` are values beside those of the trial."""
 
     cluster: Cluster
     scratch: Path
     changes: Values
-    report: Report
+    report: ReleaseReport
     operator: PageShell
     settle_s: int = SETTLED_S
 
@@ -172,7 +178,7 @@ class _Step:
     """A step of the scenario: says that it begins, and notes how long it took."""
 
     what: str
-    report: Report
+    report: ReleaseReport
     began: float = 0.0
 
     def __enter__(self) -> None:
@@ -183,11 +189,11 @@ class _Step:
         self.report.seconds[self.what] = round(time.monotonic() - self.began, 1)
 
 
-def life(release: Release) -> None:
-    """Runs the whole scenario."""
+def life(release: Release, report: Report) -> None:
+    """Runs the whole scenario. `report`: that of the release."""
     install(release)
     if release.cluster.enforces:
-        try_connections(release)
+        try_connections(release, report)
     key = release.api_key()
     release.ask_gateway(key)
     release.changes["image"]["tag"] = "next"
@@ -198,15 +204,15 @@ def life(release: Release) -> None:
         release.helm("rollback", RELEASE, "1", "--wait", "--timeout", f"{WAIT_S:.0f}s")
     release.changes["image"]["tag"] = "test"
     release.wait_learned("rollback")
-    kill_each_role(release)
+    kill_each_role(release, report)
     release.wait_learned("kills")
     for number in (3, 2):
         scale(release, number)
     release.wait_learned("scaling")
-    evict_all(release)
+    evict_all(release, report)
     release.wait_learned("evictions")
     if release.cluster.drain and len(release.cluster.get("nodes")) > 1:
-        drain_each(release)
+        drain_each(release, report)
         release.wait_learned("drains")
     release.follow("operations/in-a-cluster.md", "kubernetes")
     stop_load(release)
@@ -256,16 +262,16 @@ def install(release: Release) -> None:
     say(report.tested)
 
 
-def try_connections(release: Release) -> None:
+def try_connections(release: Release, report: Report) -> None:
     """Tries what the network policies allow and forbid."""
     with release.step("connections tried"):
         tried, wrong = network.wrong(release.cluster, NAMESPACE, release.pods())
-    release.report.connections = tried
-    release.report.problems += wrong
+    report.connections = tried
+    report.problems += wrong
     say(f"{tried} connections tried, {len(wrong)} wrong")
 
 
-def kill_each_role(release: Release) -> None:
+def kill_each_role(release: Release, report: Report) -> None:
     """Kills one pod of each role, without grace, one role after the other."""
     with release.step("one pod of each role killed"):
         seen = set()
@@ -276,7 +282,7 @@ def kill_each_role(release: Release) -> None:
             seen.add(role)
             say(f"killing {name}")
             release.cluster.kubectl("delete", "pod", "-n", NAMESPACE, name, "--grace-period=0", "--force")
-            release.report.killed.append(name)
+            report.killed.append(name)
             time.sleep(3)
         release.wait_ready("the kills")
 
@@ -305,22 +311,22 @@ def evict(release: Release, name: str) -> bool:
     return True
 
 
-def evict_all(release: Release) -> None:
+def evict_all(release: Release, report: Report) -> None:
     """Evicts every pod through the API of a drain; a pod that its budget protects is tried again until it may go."""
     with release.step("every pod evicted"):
         for pod in release.pods():
             name = pod["metadata"]["name"]
             if not evict(release, name):
-                release.report.refused_evictions += 1
+                report.refused_evictions += 1
                 say(f"{name} is protected by its disruption budget")
                 wait_for(f"{name} may be evicted", WAIT_S, lambda name=name: evict(release, name))  # type: ignore[misc]
-            release.report.evicted.append(name)
+            report.evicted.append(name)
         release.wait_ready("the evictions")
-    if not release.report.refused_evictions:
-        release.report.problems.append("no disruption budget refused to evict the second of two pods")
+    if not report.refused_evictions:
+        report.problems.append("no disruption budget refused to evict the second of two pods")
 
 
-def drain_each(release: Release) -> None:
+def drain_each(release: Release, report: Report) -> None:
     """Drains each node, that of Kafka first; its pods start on the others. Then pods may run on it again."""
     names = sorted(node["metadata"]["name"] for node in release.cluster.get("nodes"))
     first = next(pod["spec"]["nodeName"] for pod in release.pods() if pod["metadata"]["name"].endswith("-kafka-0"))
@@ -331,9 +337,9 @@ def drain_each(release: Release) -> None:
             release.wait_ready(f"the drain of {name}")
             left = [pod["metadata"]["name"] for pod in release.pods() if pod["spec"].get("nodeName") == name]
             if left:
-                release.report.problems.append(f"{name} was drained and still runs {', '.join(left)}")
+                report.problems.append(f"{name} was drained and still runs {', '.join(left)}")
             release.cluster.kubectl("uncordon", name)
-        release.report.drained[name] = sorted(re.findall(r"^pod/(\S+) evicted$", said, re.MULTILINE))
+        report.drained[name] = sorted(re.findall(r"^pod/(\S+) evicted$", said, re.MULTILINE))
 
 
 def stop_load(release: Release) -> None:
@@ -364,13 +370,10 @@ def uninstall(release: Release) -> None:
     """Uninstalls the release and notes what is left of it."""
     with release.step("uninstall"):
         release.follow(FIRST_STEPS, commands=commands_of(ROOT / "docs" / FIRST_STEPS)[-1:])
-    wait_for(
-        "the pods are gone",
-        120,
-        lambda: not release.cluster.get("pods", "-n", NAMESPACE, "-l", "tentalis.io/role notin (test)"),
-    )
-    kinds = "all,configmaps,secrets,persistentvolumeclaims,serviceaccounts,poddisruptionbudgets,networkpolicies"
     label = f"app.kubernetes.io/instance={RELEASE}"
+    processes = f"{label},tentalis.io/role notin (test)"
+    wait_for("the pods are gone", 120, lambda: not release.cluster.get("pods", "-n", NAMESPACE, "-l", processes))
+    kinds = "all,configmaps,secrets,persistentvolumeclaims,serviceaccounts,poddisruptionbudgets,networkpolicies"
     release.report.left = sorted(
         f"{each['kind']}/{each['metadata']['name']}"
         for each in release.cluster.get(kinds, "-n", NAMESPACE, "-l", label)
