@@ -23,7 +23,7 @@ from tests.k8s.scenario import (
     uninstall,
     verify,
 )
-from tests.k8s.store import ENDPOINT, SECRET, URL, ObjectStore
+from tests.k8s.store import ENDPOINT, SECRET, URL, StorePod
 
 RANKS = 2
 OUTAGE_S = 45.0
@@ -60,7 +60,7 @@ def values(trial: Values) -> Values:
 
 def life(release: Release, report: SeveralNodesReport) -> None:
     """Runs the whole scenario."""
-    store = ObjectStore(release.cluster, NAMESPACE)
+    store = StorePod(release.cluster, NAMESPACE)
     with release.step("object store"):
         store.begin()
     install(release)
@@ -95,7 +95,7 @@ def look_at_pods(release: Release, report: SeveralNodesReport) -> None:
     say(f"pods: {report.pods}")
 
 
-def read_by_model(release: Release, store: ObjectStore, report: SeveralNodesReport) -> None:
+def read_by_model(release: Release, store: StorePod, report: SeveralNodesReport) -> None:
     """Counts what the model server has read: the adapter that it serves came from the store."""
     labels = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=model"
     (pod,) = release.cluster.get("pods", "-n", NAMESPACE, "-l", labels)
@@ -154,7 +154,7 @@ def fetched(release: Release) -> str:
     return found[-1] if found else ""
 
 
-def outage(release: Release, report: SeveralNodesReport, store: ObjectStore) -> None:
+def outage(release: Release, report: SeveralNodesReport, store: StorePod) -> None:
     """Lets the store answer 503, and then no connection be made at all; training must continue when it is back."""
     with release.step("object store away"):
         store.refuse()

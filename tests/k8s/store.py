@@ -60,8 +60,8 @@ def base_image(bases: str) -> str:
     return local_images.PYTHON if bases.startswith("made here") else STOCK["BUILD_IMAGE"]
 
 
-class ObjectStore:
-    """The store in one namespace."""
+class StorePod:
+    """The pod of the store, in one namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster, self._namespace = cluster, namespace
