@@ -46,6 +46,7 @@ from tentalis.service.settings import Settings
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tentalis.local.stack import StackOptions
     from tentalis.local.state import StateDir
 
 # Answers after which a useless reward is reported, while the run continues.
@@ -87,7 +88,7 @@ def train(
 
     Raises LearnError, RunFailed and what the stack raises.
     """
-    from tentalis.local.stack import StackOptions, build_stack
+    from tentalis.local.stack import build_stack
     from tentalis.local.state import StateDir
     from tentalis.local.supervisor import Supervisor
 
@@ -97,23 +98,7 @@ def train(
         scenario = PromptScenario(run.prompts)
         begun = "continuing" if run.resumed else "beginning"
         console.print(f"{begun} run {run.run_id} in {state.path}", soft_wrap=True)
-        stack = build_stack(
-            StackOptions(
-                state=state,
-                settings=settings,
-                model=model_of(run),
-                trainer_config=run.config,
-                environment=scenario.environment,
-                worker=("--allow-unsandboxed",) if options.allow_unsandboxed else (),
-                environment_file=run.environment_file,
-                manager=("--prompts", str(run.prompts), "--run", run.run_id, *curriculum_arguments(run.curriculum)),
-                scorers=run.scorers if run.scorers.exists() else None,
-                hinters=run.hinters if run.hinters.exists() else None,
-                gateway=scenario.policy if programs_play(scenario.environment) else None,
-                whole_models=whole_models(run.config),
-                without=unused_applications(run.config) | OF_CONVERSATIONS,
-            )
-        )
+        stack = build_stack(stack_options(state, settings, run, scenario, options))
         with stopping() as stop:
             supervisor = Supervisor(state, stack.specs)
             functions = FunctionLog(state.folder("logs"))
@@ -141,6 +126,29 @@ def train(
             if not show.concluded:
                 console.print(f"stopped. `{options.command}` continues run {run.run_id}", soft_wrap=True)
         return show.concluded
+
+
+def stack_options(
+    state: "StateDir", settings: Settings, run: LearnRun, scenario: PromptScenario, options: LearnOptions
+) -> "StackOptions":
+    """Returns the options of the stack that trains a run."""
+    from tentalis.local.stack import StackOptions
+
+    return StackOptions(
+        state=state,
+        settings=settings,
+        model=model_of(run),
+        trainer_config=run.config,
+        environment=scenario.environment,
+        worker=("--allow-unsandboxed",) if options.allow_unsandboxed else (),
+        environment_file=run.environment_file,
+        manager=("--prompts", str(run.prompts), "--run", run.run_id, *curriculum_arguments(run.curriculum)),
+        scorers=run.scorers if run.scorers.exists() else None,
+        hinters=run.hinters if run.hinters.exists() else None,
+        gateway=scenario.policy if programs_play(scenario.environment) else None,
+        whole_models=whole_models(run.config),
+        without=unused_applications(run.config) | OF_CONVERSATIONS,
+    )
 
 
 def _close_scorer(scenario: PromptScenario) -> None:

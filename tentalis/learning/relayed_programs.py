@@ -1,6 +1,7 @@
 """Plays programs for a look at their answers: they call the model server, and nothing is recorded."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from schemas.ids import derived_id
@@ -16,7 +17,8 @@ _NO_KEY = "none"
 
 
 class RelayedPrograms:
-    """A ProgramPlayer without a gateway: one model of a server answers, with the sampling of the task."""
+    """A ProgramPlayer without a gateway: one model of a server answers, with the sampling of the task. The server must
+    have the route that the program calls."""
 
     def __init__(self, server: str, model: str) -> None:
         self._server, self._model = server, model
@@ -32,10 +34,12 @@ class RelayedPrograms:
 
         with ProgramRelay(self._server, self._model, max_turns, lambda _: None, sampled) as relay:
             end = await environment.run_program(ProgramAccess(relay.url, _NO_KEY, self._model))
-            answers, failure = tuple(relay.answers), relay.failure
+            answers, statuses = tuple(relay.answers), [*relay.statuses]
         said = f". The program said: {end.said}" if end.said else ""
-        if failure is not None and (end.timed_out or end.exit_code != 0):
-            raise EnvironmentFault(f"{failure}{said}")
+        unsuccessful = end.timed_out or end.exit_code != 0
+        # As ProgramEpisodes: a failed call from which the program recovered is no fault.
+        if statuses and (statuses[-1] != HTTPStatus.OK or (unsuccessful and len(answers) < len(statuses))):
+            raise EnvironmentFault(f"{relay.failure}{said}")
         if not answers:
             raise EnvironmentFault(f"the program made no call that the model server answered{said}")
-        return PlayedProgram(EpisodeTokens(), answers, program_ending(end, turns_used_up=len(answers) >= max_turns))
+        return PlayedProgram(EpisodeTokens(), answers, program_ending(end, turns_used_up=len(statuses) >= max_turns))

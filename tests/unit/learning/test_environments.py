@@ -21,11 +21,15 @@ from tentalis.inference.client import OpenAIClient
 from tentalis.learning.environments import TOOLS_VARIABLE, episodes_of
 from tentalis.learning.errors import LearnError
 from tentalis.learning.options import LearnOptions
+from tentalis.learning.play import stack_options
 from tentalis.learning.runs import Data, LearnRun, begin, continued, kind_of, prepare_run, unfinished
 from tentalis.learning.sample import Asked, ScoredAnswer, base_model, scored_answers
+from tentalis.local.stack import build_stack
+from tentalis.local.state import StateDir
 from tentalis.python.answer_rows import answer_rows
 from tentalis.rewards import registry
 from tentalis.rewards.environment_file import BadEnvironmentFile
+from tentalis.service.settings import Settings
 from tests.support.chat_backend import ChatScript, chat_backend
 from tests.support.environment_pages import forget_environments, install_guess, write_environments
 from tests.support.episode_server import EpisodeServer
@@ -232,7 +236,9 @@ environments:
 """
 
 
-def test_a_program_plays_the_answers_to_prompts_with_the_sampling_of_the_run(tmp_path: Path) -> None:
+@pytest.fixture
+def of_program(tmp_path: Path) -> tuple[LearnOptions, PromptScenario]:
+    """Options of a run whose answers a program plays, and its prompts."""
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent/pair.py").write_text(PROGRAM, encoding="utf-8")
     (tmp_path / "check.py").write_text(CHECK, encoding="utf-8")
@@ -241,9 +247,26 @@ def test_a_program_plays_the_answers_to_prompts_with_the_sampling_of_the_run(tmp
     rows = [{"prompt": "Is it?"}, {"prompt": "Nothing."}]
     options = options_for(tmp_path, rows, environment="pair", environment_file=str(file))
     try:
-        scenario = prepared(tmp_path, options)
+        return options, prepared(tmp_path, options)
     except WallMissing as error:
         pytest.skip(str(error))
+
+
+def test_a_run_of_a_program_has_a_gateway(tmp_path: Path, of_program: tuple[LearnOptions, PromptScenario]) -> None:
+    options, scenario = of_program
+    data = Data(Path(options.source), Path(str(options.held_out)))
+    (tmp_path / "runs").mkdir()
+    run = begin(tmp_path / "runs", options, data, 0.0, unchanged, lambda: Path("/models/tiny"), lambda text: None)
+    with StateDir(tmp_path / "home") as state:
+        found = stack_options(state, Settings(home=tmp_path / "home"), run, scenario, options)
+        names = {spec.name for spec in build_stack(found).specs}
+    assert found.gateway == scenario.policy and {"gateway", "worker"} <= names and "sessions" not in names
+
+
+def test_a_program_plays_the_answers_to_prompts_with_the_temperature_that_is_asked_for(
+    of_program: tuple[LearnOptions, PromptScenario],
+) -> None:
+    options, scenario = of_program
     script = ChatScript(lambda messages: "yes" if len(messages) > 1 else "maybe")
 
     async def played(url: str) -> list[list[ScoredAnswer]]:
@@ -255,7 +278,7 @@ def test_a_program_plays_the_answers_to_prompts_with_the_sampling_of_the_run(tmp
         answered, silent = asyncio.run(played(url))
         bodies, script.failures = [*script.bodies], [503, 503]
         away, _ = asyncio.run(played(url))
-    assert all(each.reward is None and "answered a call with 503" in each.problem for each in away)
+    assert all(each.reward is None and "chat/completions with 503" in each.problem for each in away)
     assert [(each.text, each.reward) for each in answered] == [("yes", 1.0)] * 2
     assert all(each.reward is None and "made no call" in each.problem for each in silent)
     assert {(body["model"], body["temperature"], body["max_tokens"]) for body in bodies} == {("base", 0.0, 16)}

@@ -12,6 +12,8 @@ import httpx
 
 _ANSWER_S = 600.0
 """Seconds for one answer of the model server."""
+_LOOK_S = 0.02
+"""Seconds in which the server notices its end."""
 _DATA = "data: "
 
 
@@ -31,8 +33,10 @@ class ProgramRelay:
         changed: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         self.answers: list[str] = []
-        self.failure: str | None = None
-        """What is wrong with the last call that was passed on; None if it was answered."""
+        self.statuses: list[int] = []
+        """Of the calls that were passed on, in the order of their ends."""
+        self.failure = ""
+        """What was wrong with the last call that the model server did not answer with 200."""
         self._server, self._model = server.rstrip("/").removesuffix("/v1"), model
         self._max_turns, self._show, self._changed = max_turns, show, changed or (lambda body: body)
         self._turns = 0
@@ -62,7 +66,7 @@ class ProgramRelay:
                 """Logs nothing: the calls are shown."""
 
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._listener.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(_LOOK_S,), daemon=True)
 
     @property
     def url(self) -> str:
@@ -96,9 +100,11 @@ class ProgramRelay:
         status, kind, content = self._asked(method, path, json.dumps(passed_on).encode())
         text = answer_text(content) if status == 200 else content.decode(errors="replace")
         with self._lock:
-            self.failure = None if status == 200 else f"the model server answered a call with {status}: {text}"
+            self.statuses.append(status)
             if status == 200:
                 self.answers.append(text)
+            else:
+                self.failure = f"the model server answered {method} {path} with {status}: {text}"
             self._show(f"{_asked_text(sent)}[turn {turn}]\n{text}\n")
         return status, kind, content
 
