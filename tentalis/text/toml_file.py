@@ -11,13 +11,13 @@ from tentalis.text.settings_text import settings_text
 MOST_PARTS = 100
 """The most parts of a dotted key. `tomllib` needs time and memory in proportion to their square."""
 
-_BASIC, _LITERAL = r"\"(?:[^\"\\\n]|\\[^\n])*+\"", r"'[^'\n]*+'"
-_PART = rf"(?:[A-Za-z0-9_-]++|{_BASIC}|{_LITERAL})[ \t]*+\.[ \t]*+"
+_OPENED, _LITERAL = r"\"(?:[^\"\\\n]|\\[^\n])*+", r"'[^'\n]*+'"
+_PART = rf"(?:[A-Za-z0-9_-]++|{_OPENED}\"|{_LITERAL})[ \t]*+\.[ \t]*+"
 # A long key, else a text or a remark, in which nothing is a key. An unfinished text reaches to the end.
 _LONG_KEY = re.compile(
     rf"(?P<key>(?<![A-Za-z0-9_.-])(?:{_PART}){{{MOST_PARTS}}})"
     r"|\"\"\"(?:[^\"\\]|\\.|\"(?!\"\"))*+(?:\"\"\"|\Z)|'''(?:[^']|'(?!''))*+(?:'''|\Z)"
-    rf"|{_BASIC}|{_LITERAL}|#[^\n]*+",
+    rf"|{_OPENED}\"?|{_LITERAL}|#[^\n]*+",
     re.DOTALL,
 )
 

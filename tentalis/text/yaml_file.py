@@ -24,7 +24,8 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(TokenClass)
 
     def add_indent(self, column: int) -> bool:
-        self._check_depth(len(self.indents))
+        if self.indent < column:
+            self._check_depth(len(self.indents))
         added: bool = super().add_indent(column)
         return added
 
@@ -37,7 +38,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (AttributeError, KeyError, ValueError) as error:  # of the constructors of scalars
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # of the constructors of scalars
             problem = f"no valid {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 

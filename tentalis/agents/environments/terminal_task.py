@@ -24,8 +24,9 @@ from tentalis.agents.environments.dockerfile import (
     installation,
     parsed_dockerfile,
 )
+from tentalis.text.settings_text import settings_text
 from tentalis.text.toml_file import read_table
-from tentalis.text.yaml_file import read_mapping
+from tentalis.text.yaml_file import read_mapping, value_in
 
 WORKDIR, HOME, TEMPORARY = "/app", "/root", "/tmp"
 TESTS, LOGS = "/tests", "/logs"
@@ -276,7 +277,10 @@ def _terminal_bench(folder: Path, name: str) -> tuple[TerminalTask, DockerfileSt
 
 
 def _services(compose: Path) -> dict[Any, Any]:
-    services = read_mapping(compose, "services").get("services") or {}
+    found = value_in(settings_text(compose), str(compose)) or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{compose}: expected a mapping with services, not {type(found).__name__}")
+    services = found.get("services") or {}
     if not isinstance(services, dict):
         raise ValueError(f"{compose}: services: expected a mapping, not {type(services).__name__}")
     return services

@@ -284,11 +284,12 @@ def test_a_terminal_bench_file_that_cannot_be_read_is_named(tmp_path: Path, file
         load_task(tasks, "t")
 
 
-def test_a_compose_file_without_services_needs_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["services:\n", "# none\n"])
+def test_a_compose_file_without_services_needs_none(tmp_path: Path, text: str) -> None:
     tasks = harbor_task(tmp_path, task_yaml="instruction: Do it.")
     (tasks / "t/task.toml").unlink()
     (tasks / "t/run-tests.sh").write_text("true")
-    (tasks / "t/docker-compose.yaml").write_text("services:\n")
+    (tasks / "t/docker-compose.yaml").write_text(text)
     assert load_task(tasks, "t").instruction == "Do it."
 
 

@@ -3,6 +3,8 @@
 import ast
 import gc
 
+import pytest
+
 from tentalis.text.python_source import parsed
 
 SOURCE = "\n".join(f"x{number} = [{number}, {{'a': ({number}, 'b')}}]" for number in range(200))
@@ -25,3 +27,20 @@ def test_a_parse_within_the_parse_does_no_harm() -> None:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(collects)
     assert within and len(tree.body) == 200
+
+
+@pytest.mark.parametrize(("message", "calls"), [("AST constructor recursion depth mismatch", 5), ("another", 1)])
+def test_only_that_error_is_tried_again_and_not_without_end(
+    monkeypatch: pytest.MonkeyPatch, message: str, calls: int
+) -> None:
+    """Pythons that do not have the defect run this one alone."""
+    asked = []
+
+    def fails(*arguments: object) -> None:
+        asked.append(arguments)
+        raise SystemError(message)
+
+    monkeypatch.setattr(ast, "parse", fails)
+    with pytest.raises(SystemError, match=message):
+        parsed("x = 1")
+    assert len(asked) == calls

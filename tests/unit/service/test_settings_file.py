@@ -123,6 +123,8 @@ def test_bad_toml_is_named() -> None:
         ("a: 1" + "0" * 5000, YAML, r"no valid int \(line 1, column 4\)$"),
         ("a: !!timestamp x", YAML, "no valid timestamp"),
         ("a: !!bool x", YAML, "no valid bool"),
+        ('a: !!int ""', YAML, "no valid int"),
+        ("a: " + "1:" * 200 + "0.5", YAML, "no valid float"),
         ("a: !!set x", YAML, "expected a mapping node, but found scalar"),
         ("!!map [1]", YAML, "expected a mapping node, but found sequence"),
         ("a = " + "[" * 100_000, TOML, r"nested too deeply$"),
