@@ -40,7 +40,7 @@ class SeveralNodesReport(ReleaseReport):
     trained: dict[str, list[int]] = field(default_factory=dict)  # the last step when all was ready, and a later one
     fetched: str = ""  # what the new pod of rank 0 says of its checkpoint
     refused: int = 0  # requests that the store answered with 503
-    model_reads: int = 0  # objects that the model server read from the store
+    model_reads: int = 0  # requests of the model server that the store answered
     objects: dict[str, int] = field(default_factory=dict)  # in the store at the end, by the first part of their keys
     steps: int = 0  # planned
     rollouts_of_rank: dict[str, int] = field(default_factory=dict)
@@ -99,9 +99,9 @@ def read_by_model(release: Release, store: StorePod, report: SeveralNodesReport)
     """Counts what the model server has read: the adapter that it serves came from the store."""
     labels = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=model"
     (pod,) = release.cluster.get("pods", "-n", NAMESPACE, "-l", labels)
-    report.model_reads = store.answered(200, pod["status"]["podIP"])
-    if not report.model_reads:
-        report.problems.append("the model server has read nothing from the object store")
+    before, report.model_reads = report.model_reads, store.answered(200, pod["status"]["podIP"])
+    if report.model_reads <= before:
+        report.problems.append("the model server has read nothing more from the object store")
 
 
 def kill(release: Release, report: SeveralNodesReport, name: str) -> None:
@@ -126,7 +126,8 @@ def learns_again(release: Release, report: SeveralNodesReport, what: str) -> Non
     """Waits until everything is ready, and then until a newer step is trained and a newer adapter is served than at
     that time."""
     release.wait_ready(what)
-    served, step = release.report.served, newest_step(release)
+    served = release.report.served
+    step = wait_for("the newest step", LEARNS_S, lambda: newest_step(release), every=10.0)
     served[f"{what}: ready again"] = release.served() or [*served.values()][-1]
 
     def later() -> int:

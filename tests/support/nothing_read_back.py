@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 class NothingIsReadBack(TorchDispatchMode):
     """Fails at an operation whose result Python needs, or whose shape the values decide: on a GPU it waits for all work
-    that was begun there. A new tensor with a value from Python is a copy, which waits too."""
+    that was begun there. A new tensor with a value from Python is a copy, which waits too. A copy to the CPU is not
+    seen: on a CPU it is none."""
 
     n_operations = 0
     """Operations so far; those of a backward pass too, as far as it runs in this thread, as on a CPU it does."""

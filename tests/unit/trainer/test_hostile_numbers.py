@@ -38,9 +38,8 @@ LOSSES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def read_back() -> dict[int, Rollout]:
     """The records by offset as a rank reads them, honest ones among them, without those that become dead letters."""
-    hostile = list(hostile_numbers())
     found, dead = {}, Counter[str]()
-    for offset, record in enumerate([*HONEST[:4], *hostile, *HONEST[4:]]):
+    for offset, record in enumerate([*HONEST[:4], *hostile_numbers(), *HONEST[4:]]):
         value = CODEC.encode(topics.ROLLOUTS, record)
         expected = topics.table().records_of(topics.ROLLOUTS)
         try:
@@ -54,7 +53,7 @@ def read_back() -> dict[int, Rollout]:
             found[offset] = rollout
         else:
             dead["malformed"] += 1
-    assert len(found) + dead.total() == len(hostile) + len(HONEST) and all(dead.values())
+    assert dead.keys() == {"not valid", "malformed"}
     return found
 
 
