@@ -154,7 +154,8 @@ def jars(settings: Settings) -> Iterator[Finding]:
 
 
 def disk(settings: Settings) -> Iterator[Finding]:
-    """Checks the free space for the log, checkpoints and the model."""
+    """Checks the folders of log, checkpoints and model: that they can be written, and their free space. A cache that
+    cannot be written may hold all that is needed."""
     from tentalis.local.disk import LEAST, nearest_existing, space
 
     for name, folder in (("state", settings.home), ("cache", settings.cache)):
@@ -162,6 +163,10 @@ def disk(settings: Settings) -> Iterator[Finding]:
         there = nearest_existing(folder)
         if not there.is_dir():
             yield Finding(Level.FAIL, f"disk ({name})", f"{there} is a file, not a folder", other)
+            continue
+        if not os.access(there, os.W_OK | os.X_OK):
+            level = Level.FAIL if name == "state" else Level.WARN
+            yield Finding(level, f"disk ({name})", f"{there} cannot be written", other)
             continue
         found = space(folder)
         remedy = f"free some space, or {other}"

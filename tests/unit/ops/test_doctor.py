@@ -156,6 +156,15 @@ def test_a_disk_without_room_fails_and_a_small_one_warns(tmp_path: Path, monkeyp
         assert [finding.level for finding in doctor.disk(settings(tmp_path))] == [level, level]
 
 
+def test_a_folder_that_cannot_be_written_fails_and_a_cache_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda place, mode: False)  # root may write wherever the disk is not read-only
+    state, cache = doctor.disk(settings(tmp_path, home=tmp_path / "home"))
+    assert (state.level, cache.level, state.found) == (Level.FAIL, Level.WARN, f"{tmp_path} cannot be written")
+    assert "TENTALIS_HOME" in state.remedy
+
+
 def test_a_file_in_the_place_of_a_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for home in (tmp_path / "file", tmp_path / "file" / "home"):
