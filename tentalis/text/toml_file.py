@@ -1,25 +1,11 @@
-"""Reads hand-written TOML settings within a bounded time."""
+"""Reads hand-written TOML settings."""
 
-import re
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from tentalis.text.settings_text import settings_text
-
-MOST_PARTS = 100
-"""The most parts of a dotted key. `tomllib` needs time and memory in proportion to their square."""
-
-_OPENED, _LITERAL = r"\"(?:[^\"\\\n]|\\[^\n])*+", r"'[^'\n]*+'"
-_PART = rf"(?:[A-Za-z0-9_-]++|{_OPENED}\"|{_LITERAL})[ \t]*+\.[ \t]*+"
-# A long key, else a text or a remark, in which nothing is a key. An unfinished text reaches to the end.
-_LONG_KEY = re.compile(
-    rf"(?P<key>(?<![A-Za-z0-9_.-])(?:{_PART}){{{MOST_PARTS}}})"
-    r"|\"\"\"(?:[^\"\\]|\\.|\"(?!\"\"))*+(?:\"\"\"|\Z)|'''(?:[^']|'(?!''))*+(?:'''|\Z)"
-    rf"|{_OPENED}\"?|{_LITERAL}|#[^\n]*+",
-    re.DOTALL,
-)
 
 
 class BadToml(ValueError):
@@ -38,11 +24,6 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def table_in(text: str, where: str) -> dict[str, Any]:
     """Parses the settings in a text from `where`. Raises BadToml, with `where`."""
-    for found in _LONG_KEY.finditer(text):
-        if found["key"] is not None:
-            lines = text[: found.start()].split("\n")
-            place = f"(at line {len(lines)}, column {len(lines[-1]) + 1})"
-            raise BadToml(f"{where}: not TOML: a key of more than {MOST_PARTS} parts {place}")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

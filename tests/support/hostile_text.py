@@ -240,7 +240,6 @@ BOUNDED: dict[str, int] = {
     "tentalis.agents.sandbox.attributes": 0,
     "tentalis.agents.sandbox.bubblewrap_init": 4096,
     "tentalis.text.timestamps": 0,
-    "tentalis.text.toml_file": CHARS,
     "tentalis.traces.client": 0,
     "tentalis.inference.lora": 0,
 }

@@ -128,9 +128,6 @@ def test_bad_toml_is_named() -> None:
         ("a: !!set x", YAML, "expected a mapping node, but found scalar"),
         ("!!map [1]", YAML, "expected a mapping node, but found sequence"),
         ("a = " + "[" * 100_000, TOML, r"nested too deeply$"),
-        ("b = 1\n" + "a." * 3000 + "a = 1", TOML, r"a key of more than 100 parts \(at line 2, column 1\)$"),
-        ("[x." + '\'a\' . "b\\"".' * 3000 + "a]", TOML, r"a key of more than 100 parts \(at line 1, column 2\)$"),
-        ("a = {b = {" + "c." * 3000 + "c = 1}}", TOML, r"a key of more than 100 parts \(at line 1, column 11\)$"),
         ("a = 1" + "0" * 5000, TOML, "a number of more than 4300 digits$"),
     ],
 )
@@ -142,18 +139,10 @@ def test_a_text_that_no_parser_takes_is_named_in_one_line(text: str, path: Path,
 
 
 @pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        ("log: info # " + "[" * 1000, YAML),
-        ("log: 'info'\nsasl_password: '" + "[" * 1000 + "'", YAML),
-        ("log = 'info' # " + "a." * 1000, TOML),
-        ("log = 'info'\nsasl_password = 'www." + "a.-b" * 1000 + "'", TOML),
-        ('sasl_password = """\na \'b\n\\""' + "a." * 1000 + '"""\nlog = "info"', TOML),
-        ('sasl_password = """' + "a." * 1000 + '\n""\n"""\nlog = "info"', TOML),
-    ],
+    "text", ["log: info # " + "[" * 1000, "log: 'info'\nsasl_password: '" + "[" * 1000 + "'"], ids=["remark", "value"]
 )
-def test_brackets_and_dots_in_values_and_remarks_nest_nothing(text: str, path: Path) -> None:
-    assert parse(text, path).common["TENTALIS_LOG"] == "info"
+def test_brackets_in_values_and_remarks_nest_nothing(text: str) -> None:
+    assert parse(text, YAML).common["TENTALIS_LOG"] == "info"
 
 
 def test_an_empty_file_and_an_empty_value_set_nothing() -> None:
