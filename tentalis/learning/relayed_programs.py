@@ -10,7 +10,7 @@ from tentalis.agents.environments import EnvironmentFault, ProgramAccess, RunsPr
 from tentalis.agents.environments.trial.relay import ProgramRelay
 from tentalis.agents.workers.answer import seed_of
 from tentalis.agents.workers.episode_tokens import EpisodeTokens
-from tentalis.agents.workers.program_episodes import PlayedProgram, program_ending
+from tentalis.agents.workers.program_episodes import PlayedProgram, failed_in_calls, program_ending
 from tentalis.gateway.calls.episode_calls import episode_body
 
 _NO_KEY = "none"
@@ -34,12 +34,9 @@ class RelayedPrograms:
 
         with ProgramRelay(self._server, self._model, max_turns, lambda _: None, sampled) as relay:
             end = await environment.run_program(ProgramAccess(relay.url, _NO_KEY, self._model))
-            answers, statuses = tuple(relay.answers), [*relay.statuses]
-        said = f". The program said: {end.said}" if end.said else ""
-        unsuccessful = end.timed_out or end.exit_code != 0
-        # As ProgramEpisodes: a failed call from which the program recovered is no fault.
-        if statuses and (statuses[-1] != HTTPStatus.OK or (unsuccessful and len(answers) < len(statuses))):
-            raise EnvironmentFault(f"{relay.failure}{said}")
+            answers, answered = tuple(relay.answers), [status == HTTPStatus.OK for status in relay.statuses]
+        if failed_in_calls(end, answered):
+            raise EnvironmentFault(f"{relay.failure}{end.remark}")
         if not answers:
-            raise EnvironmentFault(f"the program made no call that the model server answered{said}")
-        return PlayedProgram(EpisodeTokens(), answers, program_ending(end, turns_used_up=len(statuses) >= max_turns))
+            raise EnvironmentFault(f"the program made no call that the model server answered{end.remark}")
+        return PlayedProgram(EpisodeTokens(), answers, program_ending(end, turns_used_up=len(answered) >= max_turns))

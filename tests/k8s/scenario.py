@@ -53,6 +53,7 @@ class ReleaseReport(BuiltImages):
     served: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     tested: str = ""
+    killed: list[str] = field(default_factory=list)
     restarts: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     commands: dict[str, int] = field(default_factory=dict)  # followed, by page
@@ -70,7 +71,6 @@ class Report(ReleaseReport):
     """The figures of the long scenario, too."""
 
     connections: int = 0  # tried against the network policies
-    killed: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     refused_evictions: int = 0
     drained: dict[str, list[str]] = field(default_factory=dict)  # evicted pods, by node
@@ -116,6 +116,11 @@ class Release:
             "exec", "-n", NAMESPACE, f"deploy/{RELEASE}-gateway", "-c", "gateway", "--", *command,
             timeout=timeout, check=False,
         )  # fmt: skip
+
+    def kill(self, pod: str) -> None:
+        """Deletes a pod by force, without grace."""
+        self.cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--grace-period=0", "--force")
+        self.report.killed.append(pod)
 
     def api_key(self) -> str:
         """Returns the API key that the chart made."""
@@ -204,7 +209,7 @@ def life(release: Release, report: Report) -> None:
         release.helm("rollback", RELEASE, "1", "--wait", "--timeout", f"{WAIT_S:.0f}s")
     release.changes["image"]["tag"] = "test"
     release.wait_learned("rollback")
-    kill_each_role(release, report)
+    kill_each_role(release)
     release.wait_learned("kills")
     for number in (3, 2):
         scale(release, number)
@@ -271,7 +276,7 @@ def try_connections(release: Release, report: Report) -> None:
     say(f"{tried} connections tried, {len(wrong)} wrong")
 
 
-def kill_each_role(release: Release, report: Report) -> None:
+def kill_each_role(release: Release) -> None:
     """Kills one pod of each role, without grace, one role after the other."""
     with release.step("one pod of each role killed"):
         seen = set()
@@ -281,8 +286,7 @@ def kill_each_role(release: Release, report: Report) -> None:
                 continue
             seen.add(role)
             say(f"killing {name}")
-            release.cluster.kubectl("delete", "pod", "-n", NAMESPACE, name, "--grace-period=0", "--force")
-            report.killed.append(name)
+            release.kill(name)
             time.sleep(3)
         release.wait_ready("the kills")
 

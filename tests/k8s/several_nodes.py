@@ -36,7 +36,6 @@ class SeveralNodesReport(ReleaseReport):
     """The figures of a run; `problems` is empty if it went well."""
 
     pods: dict[str, str] = field(default_factory=dict)  # of trainer, policies and model: the node of each
-    killed: list[str] = field(default_factory=list)
     trained: dict[str, list[int]] = field(default_factory=dict)  # the last step when all was ready, and a later one
     fetched: str = ""  # what the new pod of rank 0 says of its checkpoint
     refused: int = 0  # requests that the store answered with 503
@@ -108,8 +107,7 @@ def kill(release: Release, report: SeveralNodesReport, name: str) -> None:
     """Kills a pod without grace; training must continue with a new one in its place."""
     with release.step(f"{name} killed"):
         before = uid(release, name)
-        release.cluster.kubectl("delete", "pod", "-n", NAMESPACE, name, "--grace-period=0", "--force")
-        report.killed.append(name)
+        release.kill(name)
         wait_for(f"a new pod {name}", LEARNS_S, lambda: uid(release, name) not in ("", before))
         learns_again(release, report, f"{name} killed")
 

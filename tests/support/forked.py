@@ -16,6 +16,7 @@ from schemas import topics
 from tentalis.service import logs
 from tentalis.service.settings import Settings
 from tests.support.commit_points import stop_at
+from trainer.distributed.rank_place import STORE_IS_SERVED
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.forked_preload"])
@@ -30,6 +31,19 @@ def start(
     process = _CONTEXT.Process(target=_child, args=(run, argument, dict(environment), out, err), daemon=True)
     process.start()
     return process
+
+
+def rank_environment(port: int, rank: int, ranks: int) -> dict[str, str]:
+    """The variables with which a launcher on this machine starts a rank. `port`: of its store."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        STORE_IS_SERVED: "True",
+    }
 
 
 def end(process: ForkServerProcess) -> None:

@@ -41,6 +41,11 @@ class SpanLayout:
     longest_keys: int
 
 
+def layout_for(spans: Sequence[PackedSpan], device: str) -> SpanLayout | None:
+    """Returns the layout that the attention of a device needs: None on a CPU, which has no flash attention."""
+    return None if device == "cpu" else layout_of(spans, device)
+
+
 def layout_of(spans: Sequence[PackedSpan], device: str) -> SpanLayout:
     """Returns the layout of a micro-batch, on a device. A copy to a GPU waits for everything that was started there."""
     query_lengths = [span.end - span.start for span in spans]
@@ -60,7 +65,7 @@ class PackedBatch:
 
     `input_ids`, `position_ids` int64 [T]; `spans` cover [0, T) in order. Per trained token, [m]: `source`, the position
     whose output predicts it; `targets`, its id; `temperatures`; and `token_targets`, the input of the losses.
-    `layout` of the spans, for flash attention; None on a CPU, which has none.
+    `layout` of the spans, as `layout_for` gives it.
     """
 
     input_ids: Tensor
@@ -75,7 +80,7 @@ class PackedBatch:
     def to(self, device: str) -> "PackedBatch":
         """Returns a copy with its tensors on a device, and on a GPU with its layout."""
         moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        layout = None if device == "cpu" else layout_of(self.spans, device)
+        layout = layout_for(self.spans, device)
         return PackedBatch(spans=self.spans, token_targets=self.token_targets.to(device), layout=layout, **moved)
 
 

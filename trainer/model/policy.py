@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tentalis.service.imports import without_collections
 from tentalis.service.lifecycle import Unmendable
-from trainer.data.pack import PackedBatch, PackedSpan, layout_of
+from trainer.data.pack import PackedBatch, PackedSpan, layout_for
 from trainer.model import attention
 from trainer.model.flops import ModelShape
 from trainer.model.logprobs import TokenScores, top_k_ids
@@ -144,7 +144,7 @@ class TrainedPolicy(nn.Module, ABC):
             position_ids=torch.arange(n, device=self._device).unsqueeze(0),
             use_cache=False,
             spans=spans,
-            layout=None if self._device == "cpu" else layout_of(spans, self._device),
+            layout=layout_for(spans, self._device),
         ).last_hidden_state[0]
         return result
 

@@ -170,6 +170,16 @@ class ProgramEnd:
     timed_out: bool
     said: str
 
+    @property
+    def succeeded(self) -> bool:
+        """True if it ended by itself, without an error."""
+        return self.exit_code == 0 and not self.timed_out
+
+    @property
+    def remark(self) -> str:
+        """The end of its error output as a sentence to append; "" without one."""
+        return f". The program said: {self.said}" if self.said else ""
+
 
 @runtime_checkable
 class RunsProgram(Protocol):

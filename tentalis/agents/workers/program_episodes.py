@@ -128,18 +128,22 @@ class ProgramEpisodes:
 
 
 def _fault(end: ProgramEnd, turns: Sequence[SessionEvent], away: str | None) -> str | None:
-    """Returns the fault of the infrastructure that ended a program, or None. A failed call from which the program
-    recovered is no fault of the episode."""
-    said = f". The program said: {end.said}" if end.said else ""
-    unsuccessful = end.timed_out or end.exit_code != 0
-    failed = [turn for turn in turns if turn.status is not Status.OK]
-    if failed and (unsuccessful or turns[-1].status is not Status.OK):
-        return f"{len(failed)} of {len(turns)} calls of the program failed in the gateway or behind it{said}"
-    if away is not None and unsuccessful:
-        return f"the gateway was away while the program ran: {away}{said}"
+    """Returns the fault of the infrastructure that ended a program, or None."""
+    answered = [turn.status is Status.OK for turn in turns]
+    if failed_in_calls(end, answered):
+        failed = answered.count(False)
+        return f"{failed} of {len(turns)} calls of the program failed in the gateway or behind it{end.remark}"
+    if away is not None and not end.succeeded:
+        return f"the gateway was away while the program ran: {away}{end.remark}"
     if not turns:
-        return f"the program made no call of the gateway that could be answered{said}"
+        return f"the program made no call of the gateway that could be answered{end.remark}"
     return None
+
+
+def failed_in_calls(end: ProgramEnd, answered: Sequence[bool]) -> bool:
+    """Returns True if a call of a program failed, and the program did not recover: it ended without success, or its
+    last call failed. `answered`: of each call, in order."""
+    return not all(answered) and not (end.succeeded and answered[-1])
 
 
 def program_ending(end: ProgramEnd, *, turns_used_up: bool) -> Ending:

@@ -35,6 +35,7 @@ from tentalis.kafka.codec import make_codec
 from tentalis.rewards import registry
 from tentalis.service.settings import Settings
 from tests.support.apps_lab import Apps
+from tests.support.asking_program import ASK
 from tests.support.chat_backend import ChatScript, chat_backend
 from tests.support.environment_pages import forget_environments
 from tests.support.episode_server import EpisodeServer, decoded
@@ -47,29 +48,21 @@ from tests.support.loop_records import ack, task
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("few_partitions")]
 
 SECRET = "a secret of sixteen and more"
-PROGRAM = """
-    # A program that knows nothing of Tentalis: it plays ping-pong with any OpenAI-compatible model.
-    import json, os, pathlib, sys, urllib.request
-
-    def ask(messages):
-        request = urllib.request.Request(
-            os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-            json.dumps({"model": "gpt-4o", "temperature": 0, "seed": 7, "messages": messages}).encode(),
-            {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-        )
-        with urllib.request.urlopen(request) as response:
-            return json.load(response)["choices"][0]["message"]
-
-    prompt = json.load(sys.stdin)["prompt"]
-    ask([{"role": "user", "content": "Give this a title: " + prompt}])
-    messages = [{"role": "user", "content": prompt}]
-    for turn in range(2):
-        messages.append(ask(messages))
-        messages.append({"role": "user", "content": "Sure?"})
+PROGRAM = (
+    ASK
+    + """
+# It knows nothing of Tentalis: it plays ping-pong with any OpenAI-compatible model.
+prompt = json.load(sys.stdin)["prompt"]
+ask([{"role": "user", "content": "Give this a title: " + prompt}])
+messages = [{"role": "user", "content": prompt}]
+for turn in range(2):
     messages.append(ask(messages))
-    pathlib.Path("answer.txt").write_text(messages[-1]["content"])
-    sys.exit(3 if "Fail" in prompt else 0)
+    messages.append({"role": "user", "content": "Sure?"})
+messages.append(ask(messages))
+pathlib.Path("answer.txt").write_text(messages[-1]["content"])
+sys.exit(3 if "Fail" in prompt else 0)
 """
+)
 CHECK = """
     import json, pathlib, sys
     episode = json.load(sys.stdin)
@@ -93,7 +86,7 @@ FILE = """
 def pong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "environments"
     (folder / "agent").mkdir(parents=True)
-    (folder / "agent/pong.py").write_text(textwrap.dedent(PROGRAM))
+    (folder / "agent/pong.py").write_text(PROGRAM)
     (folder / "check.py").write_text(textwrap.dedent(CHECK))
     file = folder / "environments.yaml"
     file.write_text(textwrap.dedent(FILE))

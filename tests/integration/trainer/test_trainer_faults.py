@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -25,7 +24,6 @@ from tests.support import forked
 from tests.support.kafka_fixture import Kafka, eventually
 from tests.support.trainer_lab import tiny_model
 from trainer.config.trainer_config import TrainerConfig
-from trainer.distributed.rank_place import STORE_IS_SERVED
 from trainer.run.run_log import RunLog
 
 pytestmark = pytest.mark.broker
@@ -328,14 +326,10 @@ def test_fault_10_a_restart_with_fewer_ranks_makes_a_new_attempt_and_says_so(lab
     lab.put_groups(3)
     run_config = lab.config(steps=1)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    rank_environment: dict[str, Any] = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    rank_environment |= {STORE_IS_SERVED: "True", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [forked.rank_environment(store.port, rank, 2) for rank in range(2)]
     with (
-        trainer(lab, run_config, "rank0", RANK="0", LOCAL_RANK="0", **rank_environment) as (first, log_file),
-        trainer(lab, run_config, "rank1", "SIGKILL at gradient 1", RANK="1", LOCAL_RANK="1", **rank_environment) as (
-            second,
-            second_log,
-        ),
+        trainer(lab, run_config, "rank0", **ranks[0]) as (first, log_file),
+        trainer(lab, run_config, "rank1", "SIGKILL at gradient 1", **ranks[1]) as (second, second_log),
     ):
         for process in (first, second):
             process.join(PATIENCE)

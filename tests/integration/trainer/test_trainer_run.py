@@ -38,7 +38,6 @@ from trainer.config.trainer_config import TrainerConfig, config_text
 from trainer.data.candidates import Offer, ReadSegment, offer_of
 from trainer.data.fetch import BadRollouts
 from trainer.data.plan import BatchPlanner, PlanContext, plan_of
-from trainer.distributed.rank_place import STORE_IS_SERVED
 from trainer.replay.compare import update_distance
 from trainer.replay.replay import TOLERANCE, replay
 from trainer.run.coordinator import HEARTBEAT_SECONDS
@@ -88,13 +87,12 @@ class Lab:
     def train_as_ranks(self, run_config: TrainerConfig, ranks: int) -> list[int | None]:
         """Trains with ranks that are started one by one, as a launcher starts them; returns their exit codes."""
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), STORE_IS_SERVED: "True"}
-        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"}
         log, argument = self.folder / f"{run_config.run_id}.log", str(self.write_config(run_config))
         started = []
         try:
-            for rank in map(str, range(ranks)):
-                environment = self.environment() | world | {"RANK": rank, "LOCAL_RANK": rank}
+            for rank in range(ranks):
+                environment = self.environment() | forked.rank_environment(store.port, rank, ranks)
+                environment["GLOO_SOCKET_IFNAME"] = "lo"
                 started.append(forked.start(forked.train, argument, environment, log, log))
             for process in started:
                 process.join(180)

@@ -30,6 +30,7 @@ from tentalis.python.answer_rows import answer_rows
 from tentalis.rewards import registry
 from tentalis.rewards.environment_file import BadEnvironmentFile
 from tentalis.service.settings import Settings
+from tests.support.asking_program import ASK
 from tests.support.chat_backend import ChatScript, chat_backend
 from tests.support.environment_pages import forget_environments, install_guess, write_environments
 from tests.support.episode_server import EpisodeServer
@@ -202,23 +203,15 @@ def test_tools_that_would_not_be_recorded_are_refused(tmp_path: Path, monkeypatc
         prepared(tmp_path, options)
 
 
-PROGRAM = """
-import json, os, sys, urllib.request
-
-def ask(messages):
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps({"model": "gpt-4o", "temperature": 0.9, "seed": 7, "messages": messages}).encode(),
-        {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-    )
-    with urllib.request.urlopen(request) as response:
-        return json.load(response)["choices"][0]["message"]
-
+PROGRAM = (
+    ASK
+    + """
 messages = [{"role": "user", "content": json.load(sys.stdin)["prompt"]}]
 if "Nothing" not in messages[0]["content"]:
     messages += [ask(messages), {"role": "user", "content": "Sure?"}]
     open("answer.txt", "w").write(ask(messages)["content"])
 """
+)
 CHECK = """
 import json, pathlib, sys
 answer = pathlib.Path(json.load(sys.stdin)["workspace"], "answer.txt").read_text()

@@ -20,7 +20,6 @@ from tests.unit.trainer import test_culprits, test_full
 from trainer.config.loss import LossConfig
 from trainer.data.candidates import offer_of
 from trainer.data.plan import BatchDraft, PlanContext, plan_of
-from trainer.distributed.rank_place import STORE_IS_SERVED
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.stop import StopRequest
 from trainer.step.engine import TrainingEngine
@@ -88,14 +87,12 @@ class TwoRanks:
     """Two processes, which end by themselves, and the folder for what they find."""
 
     def __init__(self, folder: Path, model: Path, port: int) -> None:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), STORE_IS_SERVED: "True"}
-        environment = os.environ | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} | address
         self.folder, self._log = folder, folder / "ranks.log"
         self.processes = [
             forked.start(
                 run_rank,
                 f"{model}\n{folder}",
-                environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                os.environ | forked.rank_environment(port, rank, 2),
                 self._log,
                 self._log,
             )

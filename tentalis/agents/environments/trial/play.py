@@ -14,7 +14,6 @@ from tentalis.agents.environments.trial.relay import ProgramRelay
 from tentalis.inference.client import OpenAIClient
 from tentalis.inference.protocol import RequestRefused
 from tentalis.rewards import registry
-from tentalis.rewards.registry import declared_environments
 from tentalis.rewards.verdict import BadVerifierData
 from tentalis.text.timestamps import now_ms
 
@@ -82,7 +81,7 @@ def trial_task(environment: str, question: str, data: str) -> Task:
         own = json.loads(data)
     except ValueError as error:
         raise NotATask(f"--data is not JSON: {error}") from error
-    scorer, declared = "episode", declared_environments().get(environment)
+    scorer, declared = "episode", registry.declared_environments().get(environment)
     if declared is not None:
         if not isinstance(own, dict):
             raise NotATask(f"--data is not a JSON object, but {type(own).__name__}")
