@@ -89,13 +89,13 @@ def try_environment(
     """Plays one episode step by step and prints its score. By hand, a turn is what you type up to an empty line. A
     program of the environment agent calls the model of --server."""
     from tentalis.agents.environments.registry import default_turns
-    from tentalis.agents.environments.trial.play import ByHand, ByModel, NotATask, Player, play_trial, trial_task
+    from tentalis.agents.environments.trial.play import ByHand, ByModel, NotATask, TurnPlayer, play_trial, trial_task
 
     try:
         task = trial_task(name, question, data)
     except NotATask as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
-    player: Player = ByHand(_typed) if server is None else ByModel(server, model, max_tokens)
+    player: TurnPlayer = ByHand(_typed) if server is None else ByModel(server, model, max_tokens)
     make = _maker(name, tools, tasks, allow_unsandboxed)
     play_trial(make, task, player, max_turns or default_turns(name), lambda text: print_text(readable(text)))
 

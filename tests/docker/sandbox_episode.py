@@ -89,7 +89,7 @@ class Scripted:
         self._turns = iter(turns)
 
     async def turn(self, messages: list[dict[str, str]]) -> str | None:
-        """See Player.turn."""
+        """See TurnPlayer.turn."""
         return next(self._turns, None)
 
 

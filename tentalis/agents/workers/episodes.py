@@ -100,7 +100,7 @@ class InfrastructureFault(Exception):
 
 
 @dataclass(slots=True)
-class Episode:
+class EpisodeState:
     """The state of an attempt: all that it has produced so far. `parts`: parts of its reward that the worker adds."""
 
     tokens: EpisodeTokens = field(default_factory=EpisodeTokens)
@@ -176,12 +176,12 @@ class EpisodePlayer:
                 if attempt < self._limits.attempts:
                     await asyncio.sleep(pause)
                     pause *= 2
-            lost = Episode(ending=Ending.INFRA, error=reason)
+            lost = EpisodeState(ending=Ending.INFRA, error=reason)
             return self._result(task, index, opened_at, started, self._limits.attempts, lost)
 
-    async def _attempt(self, task: Task, index: int, attempt: int, opened_at: int) -> Episode:
+    async def _attempt(self, task: Task, index: int, attempt: int, opened_at: int) -> EpisodeState:
         """Plays one attempt, from 1. Raises InfrastructureFault."""
-        episode = Episode(left_s=self._limits.environment_s)
+        episode = EpisodeState(left_s=self._limits.environment_s)
         try:
             async with AsyncExitStack() as closing:
                 environment = self._make()
@@ -197,14 +197,14 @@ class EpisodePlayer:
         except StuckThread as error:
             log.error("task %s, sample %d: %s", task.task_id, index, error)
             self.stuck = str(error)
-            return Episode(ending=Ending.INFRA, error=self.stuck)
+            return EpisodeState(ending=Ending.INFRA, error=self.stuck)
         except (ServerUnavailable, EnvironmentFault, StorageError) as error:
             raise InfrastructureFault(str(error)) from error
         except RequestRefused as error:
             if not error.by_content:
                 raise InfrastructureFault(str(error)) from error
             log.error("task %s, sample %d: %s", task.task_id, index, error)
-            return Episode(ending=Ending.REFUSED, error=str(error))
+            return EpisodeState(ending=Ending.REFUSED, error=str(error))
         except InfrastructureFault:
             raise
         except Exception as error:
@@ -212,7 +212,9 @@ class EpisodePlayer:
             raise InfrastructureFault(f"{type(error).__name__}: {error}") from error
         return episode
 
-    async def _play(self, environment: Environment, task: Task, index: int, attempt: int, episode: Episode) -> None:
+    async def _play(
+        self, environment: Environment, task: Task, index: int, attempt: int, episode: EpisodeState
+    ) -> None:
         try:
             async with asyncio.timeout(self._limits.environment_s) as limit:
                 observation = await environment.reset(task)
@@ -243,7 +245,7 @@ class EpisodePlayer:
             episode.attachments = await asyncio.to_thread(_stored, self._attachments, environment.left_files())
 
     async def _run_program(
-        self, environment: RunsProgram, task: Task, index: int, attempt: int, episode: Episode
+        self, environment: RunsProgram, task: Task, index: int, attempt: int, episode: EpisodeState
     ) -> None:
         """Plays an episode whose turns a program makes. Raises EnvironmentFault or InferenceError."""
         if self._programs is None:
@@ -255,7 +257,7 @@ class EpisodePlayer:
         episode.calls += played.calls
         episode.parts = {"turns_left_out": float(played.left_out)}
 
-    async def _turns(self, environment: Environment, task: Task, index: int, episode: Episode) -> Ending:
+    async def _turns(self, environment: Environment, task: Task, index: int, episode: EpisodeState) -> Ending:
         """Plays turns until the episode ends. Returns its ending."""
         for turn in range(self._limits.max_turns):
             try:
@@ -291,7 +293,7 @@ class EpisodePlayer:
                 await self._observe(task, episode, completion, transition.observation)
         return Ending.TURN_LIMIT
 
-    async def _turn(self, task: Task, index: int, turn: int, episode: Episode) -> Generation:
+    async def _turn(self, task: Task, index: int, turn: int, episode: EpisodeState) -> Generation:
         sampling = task.sampling
         generation = await self._policies.call(
             task,
@@ -312,7 +314,7 @@ class EpisodePlayer:
         return generation
 
     async def _observe(
-        self, task: Task, episode: Episode, completion: protocol.Completion, observation: Observation
+        self, task: Task, episode: EpisodeState, completion: protocol.Completion, observation: Observation
     ) -> None:
         """Appends an observation to the tokens, or renders all messages again if the template cannot append."""
         assert completion.token_ids is not None
@@ -362,7 +364,7 @@ class EpisodePlayer:
         )
 
     def _result(
-        self, task: Task, index: int, opened_at: int, started: float, attempts: int, episode: Episode
+        self, task: Task, index: int, opened_at: int, started: float, attempts: int, episode: EpisodeState
     ) -> Result:
         """Returns the result of an episode. Raises InfrastructureFault if the server's answers cannot be one."""
         status = {Ending.INFRA: Status.INFRA, Ending.REFUSED: Status.FAILED}.get(episode.ending, Status.OK)

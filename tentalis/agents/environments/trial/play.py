@@ -28,7 +28,7 @@ class ProgramNeedsServer(ValueError):
     """A program makes the turns, and no model server was named for it."""
 
 
-class Player(Protocol):
+class TurnPlayer(Protocol):
     """Plays the policy's turns."""
 
     async def turn(self, messages: list[dict[str, str]]) -> str | None:
@@ -43,7 +43,7 @@ class ByHand:
         self._typed = typed
 
     async def turn(self, messages: list[dict[str, str]]) -> str | None:
-        """See Player.turn."""
+        """See TurnPlayer.turn."""
         return await asyncio.to_thread(self._typed)
 
 
@@ -55,7 +55,7 @@ class ByModel:
         self._model, self._max_tokens = model, max_tokens
 
     async def turn(self, messages: list[dict[str, str]]) -> str | None:
-        """See Player.turn. Raises InferenceError."""
+        """See TurnPlayer.turn. Raises InferenceError."""
         async with OpenAIClient(self.server) as client:
             generation = await client.generate(await self._named(client), messages, max_tokens=self._max_tokens)
         return generation.completions[0].text
@@ -116,13 +116,13 @@ def first_messages(
     return asyncio.run(begun())
 
 
-def play_trial(make: Callable[[], Environment], task: Task, player: Player, max_turns: int, show: Show) -> None:
+def play_trial(make: Callable[[], Environment], task: Task, player: TurnPlayer, max_turns: int, show: Show) -> None:
     """Plays one episode and shows each message, reward and the score. Raises EnvironmentFault, InferenceError or
     ProgramNeedsServer."""
     asyncio.run(_play(make(), task, player, max_turns, show))
 
 
-async def _play(environment: Environment, task: Task, player: Player, max_turns: int, show: Show) -> None:
+async def _play(environment: Environment, task: Task, player: TurnPlayer, max_turns: int, show: Show) -> None:
     try:
         if isinstance(environment, RunsProgram):
             answer = await _run_program(environment, environment, task, player, max_turns, show)
@@ -136,7 +136,7 @@ async def _play(environment: Environment, task: Task, player: Player, max_turns:
 
 
 async def _run_program(
-    environment: Environment, runs: RunsProgram, task: Task, player: Player, max_turns: int, show: Show
+    environment: Environment, runs: RunsProgram, task: Task, player: TurnPlayer, max_turns: int, show: Show
 ) -> str:
     """Lets a program make the turns, and shows its calls. Returns the last answer that it got."""
     if not isinstance(player, ByModel):
@@ -154,7 +154,7 @@ async def _run_program(
         return relay.answers[-1] if relay.answers else ""
 
 
-async def _take_turns(environment: Environment, task: Task, player: Player, max_turns: int, show: Show) -> str:
+async def _take_turns(environment: Environment, task: Task, player: TurnPlayer, max_turns: int, show: Show) -> str:
     """Plays turn by turn. Returns the text of the last turn."""
     messages: list[dict[str, str]] = []
     observation = await environment.reset(task)
